@@ -21,6 +21,7 @@ typedef long long i64;
 struct alignas(16) Vec16 { u32 w[4]; };
 struct alignas(8) Vec8 { u32 w[2]; };
 
+DEVICE u32 umax(u32 a, u32 b) { return a > b ? a : b; }
 DEVICE u32 bits_of(float v) { return __float_as_uint(v); }
 DEVICE float float_of(u32 b) { return __uint_as_float(b); }
 #define NVTE_INF __uint_as_float(0x7F800000u)
@@ -131,14 +132,15 @@ DEVICE float scale_from_amax(float amax, float format_max, float margin_factor /
   if (a != a || bits_of(a) == 0x7F800000u || a == 0.0f) return previous;
   float s = __fdiv_rn(format_max * margin_factor, a);
   if (bits_of(s) == 0x7F800000u) s = float_of(0x7F7FFFFFu);
-  if (power_of_two) s = float_of(bits_of(s) & 0x7F800000u);
-  return s;
+  // Only a large margin can bring it below the normal range; it stays positive there.
+  u32 b = umax(bits_of(s), 1u);
+  if (power_of_two) b = b >= 0x00800000u ? b & 0x7F800000u : 1u << (31 - __clz((int)b));
+  return float_of(b);
 }
 
 // ---------------------------------------------------------------- amax and reductions
 // amax lives as the bit pattern of |v|, compared as an unsigned integer: NaN > inf > finite (NUMERICS section 3).
 DEVICE u32 abs_bits(float v) { return bits_of(v) & 0x7FFFFFFFu; }
-DEVICE u32 umax(u32 a, u32 b) { return a > b ? a : b; }
 DEVICE u32 warp_max(u32 v) { return __reduce_max_sync(0xFFFFFFFFu, v); }
 DEVICE float warp_sum(float v) {
 #pragma unroll

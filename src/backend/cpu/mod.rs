@@ -1,0 +1,106 @@
+//! The CPU back end: the reference and the embedded default. Simple, exact, multi-threaded.
+
+mod cast;
+mod element;
+mod parallel;
+mod simd;
+mod view;
+
+use std::alloc::Layout;
+
+use crate::{
+    backend::Backend,
+    context::{Capability, ContextOptions, Device, Stream},
+    error::{Error, Result, Status},
+    ops,
+    tensor::Ptr,
+};
+use parallel::Threads;
+
+/// The CPU back end.
+pub(crate) struct CpuBackend {
+    threads: Threads,
+}
+
+impl CpuBackend {
+    pub(crate) fn new(options: &ContextOptions) -> Result<Self> {
+        Ok(Self { threads: Threads::new(options.num_threads)? })
+    }
+}
+
+const ALIGNMENT: usize = 256;
+
+fn layout(bytes: usize) -> Result<Layout> {
+    Layout::from_size_align(bytes, ALIGNMENT)
+        .map_err(|_| Error::argument(Status::SizeOverflow, "bytes", bytes, "must fit the address space"))
+}
+
+impl Backend for CpuBackend {
+    fn device(&self) -> Device {
+        Device::Cpu
+    }
+
+    fn capability(&self) -> Capability {
+        Capability {
+            arch: 0,
+            multiprocessors: self.threads.count() as i32,
+            fp8_cast_hardware: false,
+            fp8_gemm_hardware: false,
+            fp8_gemm_k_major_only: false,
+            total_memory: 0,
+            name: format!("CPU ({} threads)", self.threads.count()),
+        }
+    }
+
+    fn trim(&self) {}
+
+    fn synchronize(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn check_pointer(&self, _argument: &str, _ptr: Ptr) -> Result<()> {
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Ptr> {
+        // SAFETY: the size is not zero (`Buffer` asks for at least one byte).
+        let p = unsafe { std::alloc::alloc(layout(bytes)?) };
+        if p.is_null() {
+            return Err(Error::argument(Status::OutOfMemory, "bytes", bytes, "the system has no such memory left"));
+        }
+        Ok(Ptr::from(p))
+    }
+
+    unsafe fn free(&self, ptr: Ptr, bytes: usize) {
+        if let Ok(layout) = layout(bytes) {
+            // SAFETY: `ptr` came from `allocate` with the same size.
+            unsafe { std::alloc::dealloc(ptr.as_ptr(), layout) }
+        }
+    }
+
+    unsafe fn upload(&self, to: Ptr, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the caller vouches for the destination.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+        Ok(())
+    }
+
+    unsafe fn download(&self, bytes: &mut [u8], from: Ptr) -> Result<()> {
+        // SAFETY: the caller vouches for the source.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr::<u8>(), bytes.as_mut_ptr(), bytes.len()) }
+        Ok(())
+    }
+
+    unsafe fn fill(&self, to: Ptr, byte: u8, bytes: usize, _stream: Stream) -> Result<()> {
+        // SAFETY: the caller vouches for the destination.
+        unsafe { std::ptr::write_bytes(to.as_ptr::<u8>(), byte, bytes) }
+        Ok(())
+    }
+
+    unsafe fn cast_to_fp8(&self, args: &ops::cast::CastArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { cast::cast_to_fp8(&self.threads, args) }
+        }
+        Ok(())
+    }
+}

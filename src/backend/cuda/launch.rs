@@ -1,0 +1,116 @@
+//! Enqueuing kernels.
+
+use std::ffi::c_void;
+
+use super::{
+    driver::{CUlaunchAttribute, CUlaunchConfig},
+    jit::{Function, KernelSpec},
+    CudaBackend, Entered,
+};
+use crate::{
+    context::Stream,
+    error::{Error, Result, Status},
+};
+
+/// Grid, block and memory of one launch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Launch {
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: u32,
+    pub(crate) smem: u32,
+    /// Blocks per cluster along x; 1: none.
+    pub(crate) cluster: u32,
+}
+
+impl Launch {
+    pub(crate) fn new(grid: [u32; 3], block: u32) -> Self {
+        Self { grid, block, smem: 0, cluster: 1 }
+    }
+}
+
+/// An operation under way: the context is current, kernels can be loaded and enqueued on one stream.
+pub(crate) struct Queue<'a> {
+    pub(crate) backend: &'a CudaBackend,
+    pub(crate) stream: Stream,
+    _current: Entered,
+}
+
+/// Addresses of kernel arguments, in order.
+macro_rules! arguments {
+    ($($v:expr),* $(,)?) => { &mut [$(std::ptr::from_ref(&$v).cast_mut().cast::<std::ffi::c_void>()),*] };
+}
+pub(crate) use arguments;
+
+impl<'a> Queue<'a> {
+    pub(crate) fn new(backend: &'a CudaBackend, stream: Stream) -> Result<Self> {
+        Ok(Self { backend, stream, _current: backend.enter()? })
+    }
+
+    /// Loads the kernel for `spec` and, unless the stream is the prepare stream, enqueues it.
+    ///
+    /// # Safety
+    /// `arguments` are the kernel's parameters, in order and of their sizes; what they point to is live.
+    #[inline]
+    pub(crate) unsafe fn launch<S: KernelSpec>(&self, spec: &S, launch: &Launch, arguments: &mut [*mut c_void]) -> Result<()> {
+        let f = self.backend.jit.get(spec, self.backend.driver, self.stream)?;
+        if self.stream.is_prepare() {
+            return Ok(());
+        }
+        // SAFETY: by contract.
+        unsafe { self.enqueue(f, launch, arguments, spec.entry()) }
+    }
+
+    unsafe fn enqueue(&self, f: Function, l: &Launch, arguments: &mut [*mut c_void], entry: &str) -> Result<()> {
+        let driver = self.backend.driver;
+        crate::debug::log(2, || format!("launch {entry} grid {:?} block {} smem {}", l.grid, l.block, l.smem));
+        let [x, y, z] = l.grid;
+        if l.cluster == 1 {
+            // SAFETY: by contract.
+            let code = unsafe {
+                (driver.launch_kernel)(f.0, x, y, z, l.block, 1, 1, l.smem, self.stream.0, arguments.as_mut_ptr(), std::ptr::null_mut())
+            };
+            return driver.check(entry, code);
+        }
+        // SAFETY: plain C structs, for which zeros are valid.
+        let (mut attribute, mut config): (CUlaunchAttribute, CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        attribute.id = cudarc::driver::sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attribute.value.clusterDim.x = l.cluster;
+        attribute.value.clusterDim.y = 1;
+        attribute.value.clusterDim.z = 1;
+        (config.gridDimX, config.gridDimY, config.gridDimZ) = (x, y, z);
+        (config.blockDimX, config.blockDimY, config.blockDimZ) = (l.block, 1, 1);
+        config.sharedMemBytes = l.smem;
+        config.hStream = self.stream.0.cast();
+        config.attrs = &mut attribute;
+        config.numAttrs = 1;
+        // SAFETY: by contract; the attribute outlives the call.
+        driver.check(entry, unsafe { (driver.launch_kernel_ex)(&config, f.0, arguments.as_mut_ptr(), std::ptr::null_mut()) })
+    }
+
+    /// Sets `words` 32-bit words at `to`, in stream order.
+    ///
+    /// # Safety
+    /// The range is live device memory.
+    #[allow(dead_code)]
+    pub(crate) unsafe fn fill_words(&self, to: u64, word: u32, words: usize) -> Result<()> {
+        if self.stream.is_prepare() || words == 0 {
+            return Ok(());
+        }
+        // SAFETY: by contract.
+        self.backend.driver.check("cuMemsetD32Async", unsafe { (self.backend.driver.memset_d32_async)(to, word, words, self.stream.0) })
+    }
+
+    /// Multiprocessors of the device.
+    #[allow(dead_code)]
+    pub(crate) fn multiprocessors(&self) -> u32 {
+        self.backend.capability.multiprocessors as u32
+    }
+}
+
+/// A number of blocks as a grid dimension.
+pub(crate) fn blocks(n: u64, limit: u64, what: &str) -> Result<u32> {
+    if n <= limit {
+        return Ok(n as u32);
+    }
+    Err(Error::argument(Status::SizeOverflow, what, n, format!("at most {limit} blocks fit a launch")))
+}

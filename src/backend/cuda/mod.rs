@@ -1,0 +1,229 @@
+//! The CUDA back end: the driver through a table of functions, kernels compiled by NVRTC, cuBLASLt where it serves.
+
+mod cache;
+mod cast;
+mod driver;
+mod jit;
+mod launch;
+mod library;
+mod nvrtc;
+mod sources;
+pub mod testing;
+
+use std::{
+    ffi::{c_char, CStr},
+    ptr,
+};
+
+use crate::{
+    backend::Backend,
+    context::{wrong_device, Capability, ContextOptions, Device, Stream},
+    error::{Error, Result, Status},
+    ops,
+    tensor::Ptr,
+};
+use cache::DiskCache;
+use driver::{attribute, Driver, Handle};
+use jit::Jit;
+
+/// The CUDA back end of one device, on its primary context (shared with PyTorch, JAX and the CUDA runtime).
+pub(crate) struct CudaBackend {
+    driver: &'static Driver,
+    jit: Jit,
+    ordinal: i32,
+    device: i32,
+    context: Handle,
+    capability: Capability,
+    /// Pageable host memory is readable from kernels (coherent systems): such pointers are then not refused.
+    pageable: bool,
+}
+
+// SAFETY: driver handles are usable from any thread; everything else is Sync by itself.
+unsafe impl Send for CudaBackend {}
+// SAFETY: as above.
+unsafe impl Sync for CudaBackend {}
+
+/// Makes the device's context current and restores what was there on drop.
+pub(crate) struct Entered {
+    driver: &'static Driver,
+    pushed: bool,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if self.pushed {
+            let mut old = ptr::null_mut();
+            // SAFETY: pops what `enter` pushed on this thread.
+            unsafe { (self.driver.ctx_pop)(&mut old) };
+        }
+    }
+}
+
+impl CudaBackend {
+    pub(crate) fn new(ordinal: i32, options: &ContextOptions) -> Result<Self> {
+        let driver = Driver::get()?;
+        let mut count = 0;
+        // SAFETY: an out-pointer, here and below.
+        driver.check("cuDeviceGetCount", unsafe { (driver.device_get_count)(&mut count) })?;
+        if ordinal < 0 || ordinal >= count {
+            return Err(Error::argument(Status::NoDevice, "device ordinal", ordinal, format!("the driver reports {count} devices")));
+        }
+        let mut device = 0;
+        // SAFETY: as above.
+        driver.check("cuDeviceGet", unsafe { (driver.device_get)(&mut device, ordinal) })?;
+        let get = |what: i32| -> Result<i32> {
+            let mut v = 0;
+            // SAFETY: an out-pointer and a device of this driver.
+            driver.check("cuDeviceGetAttribute", unsafe { (driver.device_get_attribute)(&mut v, what, device) })?;
+            Ok(v)
+        };
+        let arch = get(attribute::MAJOR)? * 10 + get(attribute::MINOR)?;
+        if arch < 80 {
+            return Err(Error::argument(
+                Status::NoDevice,
+                "device",
+                format!("cuda:{ordinal} (sm_{arch})"),
+                "compute capability 8.0 or newer is needed",
+            ));
+        }
+        let mut name = [0 as c_char; 128];
+        let mut total_memory = 0usize;
+        // SAFETY: out-pointers; the buffer has the length passed.
+        unsafe {
+            driver.check("cuDeviceGetName", (driver.device_get_name)(name.as_mut_ptr(), name.len() as i32, device))?;
+            driver.check("cuDeviceTotalMem", (driver.device_total_mem)(&mut total_memory, device))?;
+        }
+        name[127] = 0;
+        // SAFETY: terminated just above.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let capability = Capability {
+            arch,
+            multiprocessors: get(attribute::MULTIPROCESSORS)?,
+            fp8_cast_hardware: arch >= 89,
+            fp8_gemm_hardware: arch >= 89,
+            fp8_gemm_k_major_only: arch < 100,
+            total_memory: total_memory as u64,
+            name,
+        };
+        let pageable = get(attribute::PAGEABLE_MEMORY_ACCESS)? != 0;
+        let mut context = ptr::null_mut();
+        // SAFETY: as above; released in `drop`.
+        driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.primary_ctx_retain)(&mut context, device) })?;
+        let jit = Jit::new(arch_name(arch), DiskCache::new(options.cache_dir.clone()), options.library_dirs.clone());
+        Ok(Self { driver, jit, ordinal, device, context, capability, pageable })
+    }
+
+    /// Makes the device's context current for as long as the result lives.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<Entered> {
+        let mut current = ptr::null_mut();
+        // SAFETY: an out-pointer; then a context we hold retained.
+        unsafe {
+            if (self.driver.ctx_get_current)(&mut current) == 0 && current == self.context {
+                return Ok(Entered { driver: self.driver, pushed: false });
+            }
+            self.driver.check("cuCtxPushCurrent", (self.driver.ctx_push)(self.context))?;
+        }
+        Ok(Entered { driver: self.driver, pushed: true })
+    }
+}
+
+/// The target for a device of this compute capability: its own number, with the architecture-specific features where it has them.
+fn arch_name(arch: i32) -> String {
+    format!("sm_{arch}{}", if arch >= 90 { "a" } else { "" })
+}
+
+impl Drop for CudaBackend {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `new`. Modules belong to the primary context and stay with it: captured graphs may still use them.
+        unsafe { (self.driver.primary_ctx_release)(self.device) };
+    }
+}
+
+impl Backend for CudaBackend {
+    fn device(&self) -> Device {
+        Device::Cuda(self.ordinal)
+    }
+
+    fn capability(&self) -> Capability {
+        self.capability.clone()
+    }
+
+    fn trim(&self) {}
+
+    fn synchronize(&self, stream: Stream) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: a stream of the caller's.
+        self.driver.check("cuStreamSynchronize", unsafe { (self.driver.stream_synchronize)(stream.0) })
+    }
+
+    fn check_pointer(&self, argument: &str, p: Ptr) -> Result<()> {
+        const MEMORY_TYPE: i32 = 2;
+        const DEVICE_ORDINAL: i32 = 9;
+        const HOST: u32 = 1;
+        let (mut kind, mut ordinal) = (0u32, -1i32);
+        let attributes = [MEMORY_TYPE, DEVICE_ORDINAL];
+        let mut values = [ptr::from_mut(&mut kind).cast(), ptr::from_mut(&mut ordinal).cast()];
+        // SAFETY: two attributes with an out-pointer each. Unknown addresses give zeros, not an error.
+        let code = unsafe { (self.driver.pointer_get_attributes)(2, attributes.as_ptr(), values.as_mut_ptr(), p.0) };
+        if code != 0 || kind == HOST || (kind == 0 && self.pageable) {
+            return Ok(());
+        }
+        if kind == 0 {
+            return Err(wrong_device(argument, self.device(), format_args!("{:#x}, memory that no CUDA device knows", p.0)));
+        }
+        if ordinal != self.ordinal {
+            return Err(wrong_device(argument, self.device(), format_args!("{:#x}, memory of cuda:{ordinal}", p.0)));
+        }
+        Ok(())
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Ptr> {
+        let _current = self.enter()?;
+        let mut p = 0;
+        // SAFETY: an out-pointer.
+        let code = unsafe { (self.driver.mem_alloc)(&mut p, bytes) };
+        if code == 2 {
+            return Err(Error::with_code(Status::OutOfMemory, code, format!("bytes = {bytes}: {} has no such memory left", self.device())));
+        }
+        self.driver.check("cuMemAlloc", code)?;
+        Ok(Ptr(p))
+    }
+
+    unsafe fn free(&self, p: Ptr, _bytes: usize) {
+        if let Ok(_current) = self.enter() {
+            // SAFETY: allocated by `allocate`.
+            unsafe { (self.driver.mem_free)(p.0) };
+        }
+    }
+
+    unsafe fn upload(&self, to: Ptr, bytes: &[u8]) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: the caller vouches for the destination.
+        unsafe {
+            self.driver.check("cuMemcpyHtoD", (self.driver.memcpy_htod)(to.0, bytes.as_ptr().cast(), bytes.len()))?;
+            // A copy from pageable memory may return before the last bytes have landed for other streams.
+            self.driver.check("cuCtxSynchronize", (self.driver.ctx_synchronize)())
+        }
+    }
+
+    unsafe fn download(&self, bytes: &mut [u8], from: Ptr) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: the caller vouches for the source.
+        unsafe {
+            self.driver.check("cuCtxSynchronize", (self.driver.ctx_synchronize)())?;
+            self.driver.check("cuMemcpyDtoH", (self.driver.memcpy_dtoh)(bytes.as_mut_ptr().cast(), from.0, bytes.len()))
+        }
+    }
+
+    unsafe fn fill(&self, to: Ptr, byte: u8, bytes: usize, stream: Stream) -> Result<()> {
+        let _current = self.enter()?;
+        // SAFETY: the caller vouches for the destination.
+        self.driver.check("cuMemsetD8Async", unsafe { (self.driver.memset_d8_async)(to.0, byte, bytes, stream.0) })
+    }
+
+    unsafe fn cast_to_fp8(&self, args: &ops::cast::CastArgs, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { cast::cast_to_fp8(self, args, stream) }
+    }
+}

@@ -1,0 +1,34 @@
+//! Back ends: one method per operation, arguments already validated by `ops`.
+
+pub(crate) mod cpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
+
+use crate::{
+    context::{Capability, Device, Stream},
+    error::Result,
+    ops,
+    tensor::Ptr,
+};
+
+/// A device that runs operations.
+///
+/// The `unsafe` methods trust their arguments: `ops` has checked shapes, types, strides and nulls; the caller of `ops` vouches
+/// that pointers are live for the extents described. Work is enqueued on `stream`; [`Stream::PREPARE`] loads and enqueues nothing.
+pub(crate) trait Backend: Send + Sync {
+    fn device(&self) -> Device;
+    fn capability(&self) -> Capability;
+    fn trim(&self);
+    fn synchronize(&self, stream: Stream) -> Result<()>;
+
+    /// Fails where `ptr` (not null) is known not to be memory of this device.
+    fn check_pointer(&self, argument: &str, ptr: Ptr) -> Result<()>;
+
+    fn allocate(&self, bytes: usize) -> Result<Ptr>;
+    unsafe fn free(&self, ptr: Ptr, bytes: usize);
+    unsafe fn upload(&self, to: Ptr, bytes: &[u8]) -> Result<()>;
+    unsafe fn download(&self, bytes: &mut [u8], from: Ptr) -> Result<()>;
+    unsafe fn fill(&self, to: Ptr, byte: u8, bytes: usize, stream: Stream) -> Result<()>;
+
+    unsafe fn cast_to_fp8(&self, args: &ops::cast::CastArgs, stream: Stream) -> Result<()>;
+}

@@ -1,0 +1,9 @@
+//! The C ABI: `extern "C"` only. Each function guards, unpacks its arguments and calls `ops`. One file per family, named as in `ops`.
+//!
+//! Signatures stand in plain sight (cbindgen does not expand macros); `include/nvte.h` is generated from this folder.
+
+pub mod cast;
+pub mod context;
+mod guard;
+mod handle;
+pub mod types;
