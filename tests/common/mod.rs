@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod oracle;
+pub mod tolerance;
 
 use half::{bf16, f16};
 use nvte::{Buffer, Context, DType, Ptr, Stream, TensorView};
