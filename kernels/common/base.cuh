@@ -157,8 +157,8 @@ template <int THREADS> DEVICE u32 block_max(u32 v) {
   __syncthreads();
   return v;
 }
-// Recording: the maximum with what the slot holds. `bits` may come from any subset of threads.
-DEVICE void record_amax(float *slot, u32 bits) { atomicMax((u32 *)slot, bits); }
+// Recording: the maximum with what the slot holds; a NaN is recorded as 0x7FFFFFFF, whatever its payload was.
+DEVICE void record_amax(float *slot, u32 bits) { atomicMax((u32 *)slot, bits > 0x7F800000u ? 0x7FFFFFFFu : bits); }
 
 // ---------------------------------------------------------------- memory access
 DEVICE Vec16 ld16(const void *p) { Vec16 v; asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }

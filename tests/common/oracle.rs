@@ -94,9 +94,12 @@ pub fn from_code(dtype: DType, code: u32) -> f32 {
     }
 }
 
-/// The largest |v| as amax compares: by bit pattern, NaN above infinity.
+/// The largest |v| as amax compares: NaN (as 0x7FFFFFFF) above infinity.
 pub fn amax(values: &[f32]) -> f32 {
-    f32::from_bits(values.iter().map(|v| v.to_bits() & 0x7FFF_FFFF).max().unwrap_or(0))
+    if values.iter().any(|v| v.is_nan()) {
+        return f32::from_bits(0x7FFF_FFFF);
+    }
+    values.iter().fold(0.0, |m, v| v.abs().max(m))
 }
 
 /// Spacing of `dtype`'s numbers at `v` (FP8 excluded): one ulp.

@@ -67,7 +67,7 @@ impl Slot {
         }
     }
 
-    /// Records an amax: the maximum, as bit patterns, with what the slot holds.
+    /// Records an amax: the maximum, as bit patterns, with what the slot holds; a NaN is recorded as 0x7FFFFFFF.
     ///
     /// # Safety
     /// As [`Slot::write`].
@@ -76,7 +76,7 @@ impl Slot {
             // SAFETY: by contract.
             unsafe {
                 let p = self.0.as_ptr::<u32>();
-                p.write(p.read().max(bits));
+                p.write(p.read().max(if bits > 0x7F80_0000 { 0x7FFF_FFFF } else { bits }));
             }
         }
     }
