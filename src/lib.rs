@@ -23,6 +23,7 @@ pub mod capi;
 mod context;
 mod debug;
 mod error;
+mod info;
 pub mod numerics;
 pub mod ops;
 mod tensor;
@@ -30,6 +31,7 @@ mod tensor;
 pub use buffer::Buffer;
 pub use context::{Capability, Context, ContextOptions, Device, Stream};
 pub use error::{Error, Result, Status};
+pub use info::info;
 pub use tensor::{DType, Ptr, TensorView};
 
 /// Version of the library.

@@ -7,6 +7,7 @@ pub(crate) mod cuda;
 use crate::{
     context::{Capability, Device, Stream},
     error::Result,
+    info::Json,
     ops,
     tensor::Ptr,
 };
@@ -18,6 +19,10 @@ use crate::{
 pub(crate) trait Backend: Send + Sync {
     fn device(&self) -> Device;
     fn capability(&self) -> Capability;
+    /// What the report says of this context beyond its capability.
+    fn info(&self) -> Vec<(String, Json)> {
+        Vec::new()
+    }
     fn trim(&self);
     fn synchronize(&self, stream: Stream) -> Result<()>;
 

@@ -9,7 +9,7 @@ use std::{
 use super::{
     guard::{guard, last_code, last_message},
     handle::Table,
-    types::{nvte_context_t, nvte_status_t, read_struct},
+    types::{self, nvte_context_t, nvte_status_t, nvte_stream_t, read_struct},
 };
 use crate::{
     context::{Context, ContextOptions, Device},
@@ -119,6 +119,20 @@ pub extern "C" fn nvte_context_trim(context: nvte_context_t) -> nvte_status_t {
     })
 }
 
+/// Waits until everything enqueued on `stream` has run: for programs with no CUDA runtime of their own. No other function waits.
+///
+/// Shapes: none. Units: none. Pointers: host handles. Alignment: none. Aliasing: none. Stream order: returns when `stream` is idle;
+/// at once on a CPU context, whose calls have finished when they return. Determinism: not applicable.
+///
+/// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_CUDA (also for an error of earlier work that comes to light here).
+///
+/// # Safety
+/// `stream` is a live stream of the context's device, or NULL.
+#[no_mangle]
+pub unsafe extern "C" fn nvte_context_synchronize(context: nvte_context_t, stream: nvte_stream_t) -> nvte_status_t {
+    guard(|| self::context(context)?.synchronize(types::stream(stream)))
+}
+
 /// The message of the calling thread's last error: the argument, its value and the rule. Empty where there was none.
 ///
 /// Shapes: none. Units: none. Pointers: a host string that lives until the thread's next error. Alignment: none. Aliasing: none.
@@ -134,15 +148,6 @@ pub extern "C" fn nvte_last_error() -> *const c_char {
 #[no_mangle]
 pub extern "C" fn nvte_last_error_code() -> i32 {
     last_code()
-}
-
-/// Version of the library, "major.minor.patch".
-///
-/// Shapes: none. Units: none. Pointers: a static host string. Alignment: none. Aliasing: none. Stream order: none. Determinism: not applicable. Errors: none.
-#[no_mangle]
-pub extern "C" fn nvte_version() -> *const c_char {
-    const TEXT: &str = concat!(env!("CARGO_PKG_VERSION"), "\0");
-    TEXT.as_ptr().cast()
 }
 
 /// Receives one line of what NVTE_DEBUG asks for; `user` is what was given with it. May be called from any thread.

@@ -2,8 +2,10 @@
 //!
 //! Signatures stand in plain sight (cbindgen does not expand macros); `include/nvte.h` is generated from this folder.
 
+pub mod api;
 pub mod cast;
 pub mod context;
 mod guard;
 mod handle;
+pub mod info;
 pub mod types;

@@ -68,6 +68,10 @@ impl Jit {
         self.cache.folder()
     }
 
+    pub(crate) fn library_dirs(&self) -> &[PathBuf] {
+        &self.library_dirs
+    }
+
     /// The function for `spec`; the device's context is current. `stream` is asked only where something must be loaded.
     #[inline]
     pub(crate) fn get<S: KernelSpec>(&self, spec: &S, driver: &Driver, stream: Stream) -> Result<Function> {

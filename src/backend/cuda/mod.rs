@@ -3,6 +3,7 @@
 mod cache;
 mod cast;
 mod driver;
+pub(crate) mod info;
 mod jit;
 mod launch;
 mod library;
@@ -10,15 +11,13 @@ mod nvrtc;
 mod sources;
 pub mod testing;
 
-use std::{
-    ffi::{c_char, CStr},
-    ptr,
-};
+use std::ptr;
 
 use crate::{
     backend::Backend,
     context::{wrong_device, Capability, ContextOptions, Device, Stream},
     error::{Error, Result, Status},
+    info::Json,
     ops,
     tensor::Ptr,
 };
@@ -62,22 +61,12 @@ impl Drop for Entered {
 impl CudaBackend {
     pub(crate) fn new(ordinal: i32, options: &ContextOptions) -> Result<Self> {
         let driver = Driver::get()?;
-        let mut count = 0;
-        // SAFETY: an out-pointer, here and below.
-        driver.check("cuDeviceGetCount", unsafe { (driver.device_get_count)(&mut count) })?;
+        let count = info::device_count(driver)?;
         if ordinal < 0 || ordinal >= count {
             return Err(Error::argument(Status::NoDevice, "device ordinal", ordinal, format!("the driver reports {count} devices")));
         }
-        let mut device = 0;
-        // SAFETY: as above.
-        driver.check("cuDeviceGet", unsafe { (driver.device_get)(&mut device, ordinal) })?;
-        let get = |what: i32| -> Result<i32> {
-            let mut v = 0;
-            // SAFETY: an out-pointer and a device of this driver.
-            driver.check("cuDeviceGetAttribute", unsafe { (driver.device_get_attribute)(&mut v, what, device) })?;
-            Ok(v)
-        };
-        let arch = get(attribute::MAJOR)? * 10 + get(attribute::MINOR)?;
+        let (device, capability) = info::device(driver, ordinal)?;
+        let arch = capability.arch;
         if arch < 80 {
             return Err(Error::argument(
                 Status::NoDevice,
@@ -86,29 +75,15 @@ impl CudaBackend {
                 "compute capability 8.0 or newer is needed",
             ));
         }
-        let mut name = [0 as c_char; 128];
-        let mut total_memory = 0usize;
-        // SAFETY: out-pointers; the buffer has the length passed.
-        unsafe {
-            driver.check("cuDeviceGetName", (driver.device_get_name)(name.as_mut_ptr(), name.len() as i32, device))?;
-            driver.check("cuDeviceTotalMem", (driver.device_total_mem)(&mut total_memory, device))?;
-        }
-        name[127] = 0;
-        // SAFETY: terminated just above.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        let capability = Capability {
-            arch,
-            multiprocessors: get(attribute::MULTIPROCESSORS)?,
-            fp8_cast_hardware: arch >= 89,
-            fp8_gemm_hardware: arch >= 89,
-            fp8_gemm_k_major_only: arch < 100,
-            total_memory: total_memory as u64,
-            name,
-        };
-        let pageable = get(attribute::PAGEABLE_MEMORY_ACCESS)? != 0;
+        let mut pageable = 0;
         let mut context = ptr::null_mut();
-        // SAFETY: as above; released in `drop`.
-        driver.check("cuDevicePrimaryCtxRetain", unsafe { (driver.primary_ctx_retain)(&mut context, device) })?;
+        // SAFETY: out-pointers; the context is released in `drop`.
+        unsafe {
+            let code = (driver.device_get_attribute)(&mut pageable, attribute::PAGEABLE_MEMORY_ACCESS, device);
+            driver.check("cuDeviceGetAttribute", code)?;
+            driver.check("cuDevicePrimaryCtxRetain", (driver.primary_ctx_retain)(&mut context, device))?;
+        }
+        let pageable = pageable != 0;
         let jit = Jit::new(arch_name(arch), DiskCache::new(options.cache_dir.clone()), options.library_dirs.clone());
         Ok(Self { driver, jit, ordinal, device, context, capability, pageable })
     }
@@ -147,6 +122,13 @@ impl Backend for CudaBackend {
 
     fn capability(&self) -> Capability {
         self.capability.clone()
+    }
+
+    fn info(&self) -> Vec<(String, Json)> {
+        let folder = self.jit.cache_folder().map_or(Json::Null, |f| Json::text(f.to_string_lossy()));
+        let mut fields = vec![("kernel_target".to_owned(), Json::text(self.jit.arch())), ("cache_dir".to_owned(), folder)];
+        fields.extend(info::libraries(self.jit.library_dirs()));
+        fields
     }
 
     fn trim(&self) {}

@@ -1,0 +1,421 @@
+/* nvte: FP8 training of Transformers as one small library. Generated from src/capi by tests/header.rs; do not edit.
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * CONVENTIONS
+ *
+ * - Every function returns nvte_status_t, 0 for success; nvte_last_error() then tells, per thread, which argument, which value, which rule.
+ *   Nothing throws, aborts, exits or prints (unless NVTE_DEBUG is set; nvte_set_log takes those lines). On an error outputs are untouched.
+ * - Inputs come first and are const, outputs last. Enums cross as int32_t and are checked. An option that cannot be honoured is an error.
+ * - Structs start with struct_size. Zero-initialise them, set struct_size = sizeof, and fields you do not know stay 0.
+ * - Handles end with their _destroy function, which accepts NULL. A destroyed handle is an error, not a crash. Threads may share handles.
+ * - All memory is the caller's: tensors, scales, histories, workspaces. The library keeps no device state and frees nothing of yours.
+ *   Pointers in nvte_tensor_t and all scale, amax and workspace pointers are device pointers (host pointers on a CPU context);
+ *   structs themselves are on the host and may go once the call has returned.
+ * - Calls are stream-ordered: they check, enqueue on the caller's stream and return; no allocation, synchronisation or compilation on the
+ *   hot path, no branch on device values: safe to capture into a CUDA graph. What is not loaded yet cannot be loaded during a capture:
+ *   make the same call ahead with NVTE_STREAM_PREPARE. On a CPU context the work is done when the call returns.
+ * - Sizes and strides are int64_t, in elements unless the name says bytes. Any size >= 0, any row stride >= the row, any base address
+ *   that its element type allows: nothing has to be a multiple of 16.
+ * - Other libraries may export names of this one: NVIDIA's does. Where it may be loaded in the same process, call through nvte_api().
+ *
+ * NUMERICS (the same bits on every back end)
+ *
+ * 1. Formats
+ *      format   largest       least normal  least subnormal  infinity     NaN
+ *      E4M3     448   = 0x7E  2^-6          2^-9             none         0x7F, 0xFF   ("fn"; forward operands)
+ *      E5M2     57344 = 0x7B  2^-14         2^-16            0x7C, 0xFC   0x7D..0x7F   (gradients; with the sign bit likewise)
+ *
+ * 2. Casts: q = encode(f32(x) * scale): one f32 multiplication, then one rounding to nearest, ties to even, saturating.
+ *    - Above the largest finite value, and for +-infinity: +-largest finite (in E5M2 too). NaN is written as 0x7F in both formats.
+ *      The sign of zero stays. FP8 subnormals are produced and consumed; subnormal inputs are not flushed.
+ *    - An f32 input is rounded once, never through bf16 or f16. FP8 to FP8 casts are refused.
+ *    - scale_inv = 1/scale, correctly rounded; dequantize: f32(q) * scale_inv, rounded once to the output type.
+ *    - A quantized tensor travels with the scale_inv of the codes it holds, written beside them by the cast. A later update of the scale
+ *      does not change the meaning of codes already written.
+ *
+ * 3. amax: the largest |v| of the f32 values given to the cast, before scaling; valid elements only; exact. Bit patterns of |v| compare as
+ *    unsigned integers, so NaN > infinity > every finite value: bad input is seen, not hidden. Recording (delayed scaling) takes the maximum
+ *    with what the slot holds, and a tensor with no elements records nothing. Current scaling writes amax, scale and scale_inv
+ *    (for a tensor with no elements 0, 1, 1).
+ *
+ * 4. Scale from amax: one function, used everywhere.
+ *      scale_from_amax(amax, format_max, margin, epsilon, power_of_two, previous):
+ *          a = max(amax, epsilon)                    (epsilon is a floor; it does not replace NaN)
+ *          if a is NaN, infinite or 0: return previous        (current scaling: previous = 1)
+ *          s = (format_max * 2^-margin) / a          (f32, IEEE division)
+ *          if s is infinite: s = FLT_MAX
+ *          if power_of_two: s = s rounded down to a power of two
+ *          return s
+ *    E4M3, margin 0: amax 0 gives previous; 3.0 gives 149.33333; 1e-40 gives FLT_MAX; infinity and NaN give previous.
+ *
+ *    Current scaling: the amax of this tensor, previous = 1.
+ *
+ *    Delayed scaling: each slot has `live` (the amax recorded in the current period), `scale`, and the L-1 older amaxes in `history`.
+ *    Initially live 0, history 0, scale 1. Casts take live and scale by pointer; live = NULL records nothing. The update does for each slot:
+ *          a0 = live
+ *          if a0 == 0: nothing was recorded: the slot is unchanged (not rolled, scale kept)
+ *          else if a0 is infinite or NaN: live = 0; scale kept; nonfinite += 1 (it does not enter the window)
+ *          else: A = (most recent) ? a0 : max(a0, history)
+ *                shift the history by one, a0 becomes its newest entry; live = 0
+ *                scale = scale_from_amax(A, ..., previous = scale)
+ *    With interval k (a counter on the device) the scale changes at every k-th update. Across ranks reduce live first: a MAX all-reduce of
+ *    the array viewed as int32 (a float MAX loses NaN).
+ *    A scale never changes between a forward pass and the backward pass that belongs to it: the one update for all slots is due when the
+ *    next training pass begins and no earlier one still waits for its backward.
+ */
+
+
+#ifndef NVTE_H
+#define NVTE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Not a stream: a call made with it checks its arguments, compiles and loads what it will need, and enqueues nothing. */
+#define NVTE_STREAM_PREPARE ((nvte_stream_t)(intptr_t)-1)
+
+typedef struct nvte_api_t nvte_api_t;
+
+// No error.
+#define NVTE_OK 0
+
+// A required pointer is NULL.
+#define NVTE_ERROR_NULL_POINTER 100
+
+// A data type is not accepted here.
+#define NVTE_ERROR_INVALID_DTYPE 101
+
+// A size is negative, or sizes do not fit each other.
+#define NVTE_ERROR_INVALID_SHAPE 102
+
+// A row stride is smaller than the row.
+#define NVTE_ERROR_INVALID_STRIDE 103
+
+// An enum argument holds an unknown number.
+#define NVTE_ERROR_INVALID_ENUM 104
+
+// The workspace is smaller than the query says.
+#define NVTE_ERROR_WORKSPACE_TOO_SMALL 105
+
+// Two arguments share memory where they must not.
+#define NVTE_ERROR_OVERLAP 106
+
+// A handle is NULL, destroyed or never was one.
+#define NVTE_ERROR_INVALID_HANDLE 107
+
+// A pointer does not belong to the context's device.
+#define NVTE_ERROR_WRONG_DEVICE 108
+
+// A number is outside its range.
+#define NVTE_ERROR_INVALID_VALUE 109
+
+// A struct's struct_size is not one this library knows.
+#define NVTE_ERROR_INVALID_STRUCT_SIZE 110
+
+// A pointer is not aligned to its element type.
+#define NVTE_ERROR_MISALIGNED 111
+
+// A size in bytes does not fit 63 bits.
+#define NVTE_ERROR_SIZE_OVERFLOW 112
+
+// The combination of options has no path here.
+#define NVTE_ERROR_UNSUPPORTED 200
+
+// The call would have to compile or allocate while its stream is capturing.
+#define NVTE_ERROR_NOT_CAPTURABLE 201
+
+// No CUDA driver was found.
+#define NVTE_ERROR_NO_DRIVER 300
+
+// The CUDA driver lacks a function this library needs.
+#define NVTE_ERROR_DRIVER_TOO_OLD 301
+
+// The driver reports no such device.
+#define NVTE_ERROR_NO_DEVICE 302
+
+// The CUDA driver returned an error; see nvte_last_error_code.
+#define NVTE_ERROR_CUDA 303
+
+// NVRTC was not found.
+#define NVTE_ERROR_NVRTC_NOT_FOUND 400
+
+// NVRTC refused a kernel; see nvte_last_error_code.
+#define NVTE_ERROR_NVRTC 401
+
+// cuBLASLt was not found.
+#define NVTE_ERROR_CUBLASLT_NOT_FOUND 500
+
+// cuBLASLt returned an error; see nvte_last_error_code.
+#define NVTE_ERROR_CUBLASLT 501
+
+// A defect of this library: a panic was caught at its border.
+#define NVTE_ERROR_INTERNAL 900
+
+// Memory could not be allocated.
+#define NVTE_ERROR_OUT_OF_MEMORY 901
+
+// IEEE binary32.
+#define NVTE_F32 0
+
+// IEEE binary16.
+#define NVTE_F16 1
+
+// bfloat16.
+#define NVTE_BF16 2
+
+// FP8 E4M3 ("fn": no infinity, largest finite 448).
+#define NVTE_E4M3 3
+
+// FP8 E5M2 (largest finite 57344).
+#define NVTE_E5M2 4
+
+// High precision: no scale.
+#define NVTE_SCALING_NONE 0
+
+// One scale for the whole tensor. Every FP8 tensor has it; other numbers are reserved.
+#define NVTE_SCALING_PER_TENSOR 1
+
+// The CPU: results have the same bits as on CUDA wherever NUMERICS says so.
+#define NVTE_DEVICE_CPU 0
+
+// A CUDA device.
+#define NVTE_DEVICE_CUDA 1
+
+// Number of the ABI a program is written against: pass it to nvte_api. It changes only if something existing changes.
+#define NVTE_ABI_VERSION 1
+
+// Opaque: one device and its caches.
+typedef struct nvte_context nvte_context;
+
+// Result of every function: 0, or an NVTE_ERROR_* number. Numbers are append-only.
+typedef int32_t nvte_status_t;
+
+// A context. Made by nvte_context_create, ended by nvte_context_destroy; shared by threads and streams.
+typedef struct nvte_context *nvte_context_t;
+
+// What a context's device can do. Set struct_size before the call; fields beyond it are not written.
+typedef struct nvte_capability_t {
+  // sizeof(nvte_capability_t).
+  uint32_t struct_size;
+  // NVTE_DEVICE_CPU or NVTE_DEVICE_CUDA.
+  int32_t device_type;
+  // Number of the device, as the driver counts.
+  int32_t ordinal;
+  // Compute capability times ten (90 for an H200); 0 on the CPU.
+  int32_t arch;
+  // Multiprocessors; threads on the CPU.
+  int32_t multiprocessors;
+  // 1: FP8 conversion in hardware; 0: in software, same bits.
+  int32_t fp8_cast_hardware;
+  // 1: FP8 products on tensor cores; 0: codes are decoded and multiplied in bf16 (CUDA) or f32 (CPU).
+  int32_t fp8_gemm_hardware;
+  // 1: the hardware multiplies FP8 only with both operands K-major; other layouts go another way.
+  int32_t fp8_gemm_k_major_only;
+  // Device memory in bytes; 0 on the CPU.
+  uint64_t total_memory;
+  // Name of the device, cut to fit, ended by a zero.
+  char name[128];
+} nvte_capability_t;
+
+// How a context is made. Zero-initialise it and set struct_size; every field may stay 0.
+typedef struct nvte_context_options_t {
+  // sizeof(nvte_context_options_t).
+  uint32_t struct_size;
+  // Threads of a CPU context; 0: NVTE_NUM_THREADS, else all cores.
+  uint32_t num_threads;
+  // Folder of compiled kernels (host string); NULL: NVTE_CACHE_DIR, else XDG_CACHE_HOME/nvte, else HOME/.cache/nvte; "": off.
+  const char *cache_dir;
+  // Folders, separated by ':', searched for NVRTC and cuBLASLt after those already loaded in the process (host string); NULL: none.
+  const char *library_dirs;
+} nvte_context_options_t;
+
+// A CUstream / cudaStream_t (NULL: the legacy default stream). CPU contexts ignore it. NVTE_STREAM_PREPARE is no stream: a call
+// with it checks its arguments, compiles and loads what it will need, and enqueues nothing.
+typedef void *nvte_stream_t;
+
+// Receives one line of what NVTE_DEBUG asks for; user is what was given with it. May be called from any thread.
+typedef void (*nvte_log_fn)(const char *line, void *user);
+
+// A matrix in the caller's memory, row-major, and what travels beside FP8 codes.
+//
+// Sizes and strides are in elements; pointers are device pointers of the context's device (for a CPU context: host pointers), aligned
+// to their element type. A struct made by zero-initialisation plus struct_size is valid and empty.
+typedef struct nvte_tensor_t {
+  // sizeof(nvte_tensor_t).
+  uint32_t struct_size;
+  // NVTE_F32, ...
+  int32_t dtype;
+  // NVTE_SCALING_NONE, or for FP8 NVTE_SCALING_PER_TENSOR.
+  int32_t scaling;
+  // Reserved: 0.
+  uint32_t flags;
+  // [rows, cols] with row stride ld; NULL: this layout is absent.
+  void *data;
+  // Rows (tokens, for activations).
+  int64_t rows;
+  // Columns (features).
+  int64_t cols;
+  // Row stride of data, in elements, at least cols.
+  int64_t ld;
+  // The transposed copy [cols, rows] with row stride ld_t; NULL: absent.
+  void *data_t;
+  // Row stride of data_t, in elements, at least rows.
+  int64_t ld_t;
+  // Casts: the multiplier, one f32 (NULL: 1). Written only by current scaling.
+  const float *scale;
+  // One f32, written by casts beside the codes (1/scale), read by GEMM and dequantize.
+  void *scale_inv;
+  // Reserved for block formats: 0.
+  int64_t scale_inv_ld;
+  // Reserved for block formats: NULL.
+  void *scale_inv_t;
+  // Reserved for block formats: 0.
+  int64_t scale_inv_t_ld;
+  // One f32, recorded as a maximum by casts (NULL: not recorded).
+  float *amax;
+} nvte_tensor_t;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// Version of the library, "major.minor.patch".
+//
+// Shapes: none. Units: none. Pointers: a static host string. Alignment: none. Aliasing: none. Stream order: none.
+// Determinism: not applicable. Errors: none.
+const char *nvte_version(void);
+
+// The NVTE_ABI_VERSION of the library; that of the header may be another.
+//
+// Shapes: none. Units: none. Pointers: none. Alignment: none. Aliasing: none. Stream order: none. Determinism: not applicable.
+// Errors: none.
+uint32_t nvte_abi_version(void);
+
+// Name of a status ("NVTE_ERROR_OVERLAP"), "unknown status" for a number that is none.
+//
+// Shapes: none. Units: none. Pointers: a static host string. Alignment: none. Aliasing: none. Stream order: none.
+// Determinism: not applicable. Errors: none.
+const char *nvte_status_name(nvte_status_t status);
+
+// What a context's device can do.
+//
+// Shapes: none. Units: bytes for memory. Pointers: host. Alignment: natural. Aliasing: none. Stream order: none.
+// Determinism: the same answer for the life of the context.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_MISALIGNED.
+nvte_status_t nvte_capability(nvte_context_t ctx, nvte_capability_t *capability);
+
+// A report for people and bug trackers, as JSON text: versions, driver, devices, NVRTC and cuBLASLt with their paths, every path tried,
+// kernel cache, capabilities, environment variables. It probes for the driver and the libraries, so it may take a second.
+//
+// ctx: adds that context's part; NULL: the process alone. needed, if not NULL, receives the size in bytes with the ending zero; where
+// size is smaller than that, the text is cut to fit (still ended by a zero if size is not 0). buffer may be NULL where size is 0.
+//
+// Shapes: none. Units: bytes. Pointers: host. Alignment: natural. Aliasing: none. Stream order: none. Determinism: not applicable.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER.
+nvte_status_t nvte_info(nvte_context_t ctx, char *buffer, size_t size, size_t *needed);
+
+// Makes a context on one device.
+//
+// Shapes: none. Units: ordinal counts the devices the driver reports. Pointers: host. Alignment: natural. Aliasing: none.
+// Stream order: none; the call may take milliseconds (it initialises the driver). Determinism: not applicable.
+// The device's primary context is retained (the one PyTorch, JAX and the CUDA runtime use) and not made current.
+//
+// Errors: NVTE_ERROR_NO_DRIVER, NVTE_ERROR_DRIVER_TOO_OLD, NVTE_ERROR_NO_DEVICE, NVTE_ERROR_CUDA, NVTE_ERROR_INVALID_ENUM,
+// NVTE_ERROR_NULL_POINTER. On an error *context is not written.
+nvte_status_t nvte_context_create(int32_t device_type,
+                                  int32_t ordinal,
+                                  const nvte_context_options_t *options,
+                                  nvte_context_t *context);
+
+// Ends a context. NULL is accepted. Work already enqueued runs on; calls of other threads that hold it finish.
+//
+// Shapes: none. Units: none. Pointers: host handle. Alignment: none. Aliasing: none. Stream order: none. Determinism: not applicable.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE for one already destroyed.
+nvte_status_t nvte_context_destroy(nvte_context_t context);
+
+// Frees what the context can make again (GEMM plans). Loaded kernels stay, since captured graphs may use them.
+//
+// Shapes: none. Units: none. Pointers: host handle. Alignment: none. Aliasing: none. Stream order: none. Determinism: results do not change.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE.
+nvte_status_t nvte_context_trim(nvte_context_t context);
+
+// Waits until everything enqueued on stream has run: for programs with no CUDA runtime of their own. No other function waits.
+//
+// Shapes: none. Units: none. Pointers: host handles. Alignment: none. Aliasing: none. Stream order: returns when stream is idle;
+// at once on a CPU context, whose calls have finished when they return. Determinism: not applicable.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_CUDA (also for an error of earlier work that comes to light here).
+nvte_status_t nvte_context_synchronize(nvte_context_t context, nvte_stream_t stream);
+
+// The message of the calling thread's last error: the argument, its value and the rule. Empty where there was none.
+//
+// Shapes: none. Units: none. Pointers: a host string that lives until the thread's next error. Alignment: none. Aliasing: none.
+// Stream order: none. Determinism: not applicable. Errors: none.
+const char *nvte_last_error(void);
+
+// The number that the library below (CUDA driver, NVRTC or cuBLASLt, as the status says) returned for the thread's last error; 0 if none was involved.
+//
+// Shapes: none. Units: none. Pointers: none. Alignment: none. Aliasing: none. Stream order: none. Determinism: not applicable. Errors: none.
+int32_t nvte_last_error_code(void);
+
+// Sends the lines of NVTE_DEBUG to log instead of standard error; NULL restores that.
+//
+// Shapes: none. Units: none. Pointers: host; user is passed through. Alignment: none. Aliasing: none. Stream order: none.
+// Determinism: not applicable. Errors: none.
+nvte_status_t nvte_set_log(nvte_log_fn log, void *user);
+
+// The table of all functions of this library: the way to call it that no other library's names can divert.
+//
+// abi_version: NVTE_ABI_VERSION of the header the caller was compiled with. Entries are only ever appended: an entry is there if
+// struct_size reaches past it.
+//
+// Shapes: none. Units: none. Pointers: a static host struct; NULL where this library does not provide that version of the ABI.
+// Alignment: none. Aliasing: none. Stream order: none. Determinism: not applicable. Errors: none.
+const nvte_api_t *nvte_api(uint32_t abi_version);
+
+// Casts to FP8 with a given scale: q = encode(f32(x) * scale), one rounding to nearest even, saturating; NaN becomes 0x7F.
+//
+// Shapes: input f32, f16 or bf16 [rows, cols]; output E4M3 or E5M2 [rows, cols], its data, its data_t or both. Units: sizes and
+// strides in elements. Pointers: tensors are host structs; data and slots are on the device. Alignment: that of the element type.
+// Aliasing: outputs must not overlap the input or each other. Stream order: enqueued on stream, nothing waits.
+// Determinism: bit-exact on every back end.
+// Writes 1/scale to output.scale_inv, and records the amax of the input as a maximum in output.amax, where those are not NULL.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_cast_to_fp8(nvte_context_t ctx,
+                               const nvte_tensor_t *input,
+                               const nvte_tensor_t *output,
+                               nvte_stream_t stream);
+
+// Every function of this library, as returned by nvte_api. Entries are only appended: where struct_size ends before an entry, the
+// library is older than this header and has no such function.
+struct nvte_api_t {
+  // sizeof(nvte_api_t) of the library.
+  uint32_t struct_size;
+  // 0.
+  uint32_t reserved;
+  const char *(*version)(void);
+  uint32_t (*abi_version)(void);
+  const char *(*status_name)(nvte_status_t status);
+  const char *(*last_error)(void);
+  int32_t (*last_error_code)(void);
+  nvte_status_t (*set_log)(nvte_log_fn log, void *user);
+  nvte_status_t (*info)(nvte_context_t ctx, char *buffer, size_t size, size_t *needed);
+  nvte_status_t (*context_create)(int32_t device_type, int32_t ordinal, const nvte_context_options_t *options, nvte_context_t *context);
+  nvte_status_t (*context_destroy)(nvte_context_t context);
+  nvte_status_t (*context_trim)(nvte_context_t context);
+  nvte_status_t (*context_synchronize)(nvte_context_t context, nvte_stream_t stream);
+  nvte_status_t (*capability)(nvte_context_t ctx, nvte_capability_t *capability);
+  nvte_status_t (*cast_to_fp8)(nvte_context_t ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream);
+};
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* NVTE_H */

@@ -1,0 +1,147 @@
+//! The shared library as the linker and a C compiler see it. Golden files hold exported names and struct layouts:
+//! `NVTE_BLESS=1 cargo test --test library` writes them anew.
+#![cfg(all(feature = "capi", target_os = "linux", target_pointer_width = "64"))]
+
+mod common;
+
+use std::mem::{offset_of, size_of};
+
+use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
+use nvte::capi::{api, context::*, info::*, types::*};
+
+fn dynamic() -> Dynamic {
+    Dynamic::read(&std::fs::read(library()).unwrap())
+}
+
+/// Compares with a golden file, or writes it.
+fn golden(name: &str, old: &str, new: &str) {
+    if std::env::var_os("NVTE_BLESS").is_some() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+        return std::fs::write(folder.join(name), new).unwrap();
+    }
+    let gone: Vec<&str> = old.lines().filter(|l| !new.lines().any(|n| n == *l)).collect();
+    let added: Vec<&str> = new.lines().filter(|l| !old.lines().any(|o| o == *l)).collect();
+    assert!(old == new, "tests/golden/{name} (NVTE_BLESS=1 writes it): gone {gone:#?}, new {added:#?}");
+}
+
+#[test]
+fn exports_are_the_golden_list_and_nothing_else() {
+    let d = dynamic();
+    let foreign: Vec<_> = d.exports.iter().filter(|s| !s.starts_with("nvte_")).collect();
+    assert!(foreign.is_empty(), "exported beside nvte_*: {foreign:?}");
+    golden("symbols.txt", include_str!("golden/symbols.txt"), &(d.exports.join("\n") + "\n"));
+}
+
+#[test]
+fn every_export_is_in_the_table() {
+    let exports = dynamic().exports;
+    for name in exports.iter().filter(|n| *n != "nvte_api") {
+        assert!(api::NAMES.contains(&name.as_str()), "{name}: its line in src/capi/api.rs is missing");
+    }
+    for (i, name) in api::NAMES.iter().enumerate() {
+        assert!(exports.iter().any(|e| e == name), "{name} is in the table, but not exported");
+        assert!(!api::NAMES[..i].contains(name), "{name} is in the table twice");
+    }
+}
+
+#[test]
+fn table_is_for_this_version_of_the_abi_only() {
+    assert!(api::nvte_api(0).is_null());
+    assert!(api::nvte_api(api::NVTE_ABI_VERSION + 1).is_null());
+    // SAFETY: a static struct, checked for null.
+    let table = unsafe { api::nvte_api(api::NVTE_ABI_VERSION).as_ref() }.unwrap();
+    assert_eq!(table.struct_size as usize, 8 + 8 * api::NAMES.len());
+    assert!(table.functions.iter().all(|f| !f.is_null()));
+}
+
+#[test]
+fn library_needs_only_libc_libm_and_libgcc() {
+    let d = dynamic();
+    const ALLOWED: [&str; 5] = ["libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"];
+    let more: Vec<_> = d.needed.iter().filter(|n| !ALLOWED.contains(&n.as_str())).collect();
+    assert!(more.is_empty(), "libnvte.so also needs {more:?}");
+}
+
+#[test]
+fn library_is_linked_as_the_abi_promises() {
+    let d = dynamic();
+    assert_eq!(d.soname, "libnvte.so");
+    assert_ne!(d.flags & DF_SYMBOLIC, 0, "-Bsymbolic");
+    assert_ne!(d.flags_1 & DF_1_NODELETE, 0, "-z nodelete");
+}
+
+macro_rules! layouts {
+    ($($name:ident { $($field:ident),* $(,)? })*) => {{
+        let mut text = String::new();
+        $(
+            text += &format!("{} {}\n", stringify!($name), size_of::<$name>());
+            $(text += &format!("{}.{} {}\n", stringify!($name), stringify!($field), offset_of!($name, $field));)*
+        )*
+        text
+    }};
+}
+
+/// Sizes and offsets as this crate has them; tests/c_programs.rs has a C compiler confirm the golden file.
+#[test]
+fn layouts_are_the_golden_list() {
+    let mut text = layouts! {
+        nvte_tensor_t {
+            struct_size, dtype, scaling, flags, data, rows, cols, ld, data_t, ld_t, scale, scale_inv, scale_inv_ld, scale_inv_t,
+            scale_inv_t_ld, amax,
+        }
+        nvte_context_options_t { struct_size, num_threads, cache_dir, library_dirs }
+        nvte_capability_t {
+            struct_size, device_type, ordinal, arch, multiprocessors, fp8_cast_hardware, fp8_gemm_hardware, fp8_gemm_k_major_only,
+            total_memory, name,
+        }
+    };
+    text += &format!("nvte_api_t {}\nnvte_api_t.struct_size 0\nnvte_api_t.reserved 4\n", size_of::<api::nvte_api_t>());
+    for (i, name) in api::NAMES.iter().enumerate() {
+        let field = name.strip_prefix("nvte_").unwrap();
+        text += &format!("nvte_api_t.{field} {}\n", offset_of!(api::nvte_api_t, functions) + 8 * i);
+    }
+    golden("layouts.txt", include_str!("golden/layouts.txt"), &text);
+}
+
+/// A struct or field added to the header belongs in the list above.
+#[test]
+fn layouts_cover_the_header() {
+    if std::env::var_os("NVTE_BLESS").is_some() {
+        return;
+    }
+    let (header, golden) = (include_str!("../include/nvte.h"), include_str!("golden/layouts.txt"));
+    let known = |what: &str| golden.lines().any(|l| l.split(' ').next() == Some(what));
+    let mut inside: Option<&str> = None;
+    for line in header.lines() {
+        let t = line.trim();
+        if let Some(name) = t.strip_prefix("typedef struct ").or(t.strip_prefix("struct ")).and_then(|s| s.strip_suffix(" {")) {
+            assert!(known(name), "{name} is missing in tests/library.rs");
+            inside = Some(name);
+        } else if t.starts_with('}') {
+            inside = None;
+        } else if let (Some(name), true, false) = (inside, t.ends_with(';'), t.starts_with("//")) {
+            let field = match t.split_once("(*") {
+                Some((_, rest)) => rest.split(')').next().unwrap(),
+                None => t.trim_end_matches(';').split('[').next().unwrap().rsplit([' ', '*']).next().unwrap(),
+            };
+            assert!(known(&format!("{name}.{field}")), "{name}.{field} is missing in tests/library.rs");
+        }
+    }
+}
+
+/// Names of statuses, from the header's own list.
+#[test]
+fn every_status_of_the_header_has_its_name() {
+    let mut seen = 0;
+    for line in include_str!("../include/nvte.h").lines() {
+        let mut words = line.split_whitespace();
+        let (Some("#define"), Some(name), Some(number)) = (words.next(), words.next(), words.next()) else { continue };
+        if name == "NVTE_OK" || name.starts_with("NVTE_ERROR_") {
+            // SAFETY: a static C string.
+            let text = unsafe { std::ffi::CStr::from_ptr(nvte_status_name(number.parse().unwrap())) };
+            assert_eq!(text.to_str().unwrap(), name);
+            seen += 1;
+        }
+    }
+    assert!(seen > 20, "found only {seen} statuses in the header");
+}
