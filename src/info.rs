@@ -108,16 +108,17 @@ pub fn info(context: Option<&Context>) -> String {
         ((*name).to_owned(), value)
     });
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-    #[cfg(feature = "cuda")]
-    let cuda = crate::backend::cuda::info::describe();
-    #[cfg(not(feature = "cuda"))]
-    let cuda = Json::object([("error", Json::text("this library was built without its `cuda` feature"))]);
+    // First, so that the paths tried for it are among those of the process.
     let context = context.map_or(Json::Null, |c| {
         let mut fields =
             vec![("device".to_owned(), Json::text(c.device().to_string())), ("capability".to_owned(), capability(&c.capability()))];
         fields.extend(c.backend().info());
         Json::Object(fields)
     });
+    #[cfg(feature = "cuda")]
+    let cuda = crate::backend::cuda::info::describe();
+    #[cfg(not(feature = "cuda"))]
+    let cuda = Json::object([("error", Json::text("this library was built without its `cuda` feature"))]);
     let report = Json::object([
         ("version", Json::text(crate::VERSION)),
         #[cfg(feature = "capi")]

@@ -1,6 +1,7 @@
 //! What all integration tests share: the back end under test, fresh random data, guarded and poisoned buffers, independent oracles.
 #![allow(dead_code)]
 
+pub mod cc;
 pub mod elf;
 pub mod oracle;
 pub mod tolerance;

@@ -60,10 +60,13 @@ pub(crate) const CUBLAS_LT: Wanted = Wanted { names: &["libcublasLt.so.13", "lib
 static TRIED: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn note(what: String) {
-    TRIED.lock().unwrap_or_else(|e| e.into_inner()).push(what);
+    let mut tried = TRIED.lock().unwrap_or_else(|e| e.into_inner());
+    if !tried.contains(&what) {
+        tried.push(what);
+    }
 }
 
-/// Everything that was tried, one line each.
+/// Everything that was tried, one line each, in the order of the first attempt.
 pub(crate) fn tried() -> Vec<String> {
     TRIED.lock().unwrap_or_else(|e| e.into_inner()).clone()
 }

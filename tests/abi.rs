@@ -1,5 +1,5 @@
 //! The shared library as the linker and a C compiler see it. Golden files hold exported names and struct layouts:
-//! `NVTE_BLESS=1 cargo test --test library` writes them anew.
+//! `NVTE_BLESS=1 cargo test --test abi` writes them anew.
 #![cfg(all(feature = "capi", target_os = "linux", target_pointer_width = "64"))]
 
 mod common;

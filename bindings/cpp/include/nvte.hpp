@@ -1,0 +1,161 @@
+// nvte for C++17: move-only handles and exceptions over nvte.h; header-only. Link with -lnvte.
+// SPDX-License-Identifier: Apache-2.0
+//
+//   nvte::context ctx = nvte::context::cpu();
+//   nvte::cast_to_fp8(ctx, nvte::tensor(x, rows, cols), nvte::tensor(nvte::dtype::e4m3, q, rows, cols).scale(&s).scale_inv(&si));
+//
+// Names and arguments are those of nvte.h, where every function is described; a status other than 0 is thrown as nvte::error.
+// All calls go through nvte_api(): other libraries may export some of the same names.
+#ifndef NVTE_HPP
+#define NVTE_HPP
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "nvte.h"
+
+namespace nvte {
+
+// What a call answered other than NVTE_OK.
+class error : public std::runtime_error {
+ public:
+  error(nvte_status_t status, std::int32_t code, const std::string &message) : std::runtime_error(message), status_(status), code_(code) {}
+  // An NVTE_ERROR_* number.
+  nvte_status_t status() const noexcept { return status_; }
+  // Code of the CUDA driver, NVRTC or cuBLASLt, 0 where none was involved.
+  std::int32_t code() const noexcept { return code_; }
+
+ private:
+  nvte_status_t status_;
+  std::int32_t code_;
+};
+
+// The library's functions. Throws where the library in this process is older than the header.
+inline const nvte_api_t &api() {
+  static const nvte_api_t *const table = [] {
+    const nvte_api_t *t = ::nvte_api(NVTE_ABI_VERSION);
+    if (t == nullptr || t->struct_size < sizeof(nvte_api_t)) {
+      throw error(NVTE_ERROR_UNSUPPORTED, 0, "libnvte.so is older than the nvte.h this program was compiled with");
+    }
+    return t;
+  }();
+  return *table;
+}
+
+// Throws unless `status` is NVTE_OK.
+inline void check(nvte_status_t status) {
+  if (status != NVTE_OK) {
+    const std::int32_t code = api().last_error_code();
+    throw error(status, code, std::string(api().status_name(status)) + ": " + api().last_error());
+  }
+}
+
+inline std::string version() { return api().version(); }
+inline std::uint32_t abi_version() { return api().abi_version(); }
+inline void set_log(nvte_log_fn log, void *user = nullptr) { check(api().set_log(log, user)); }
+
+// A struct of nvte.h with its size set and everything else 0: nvte::sized<nvte_context_options_t>().
+template <class T>
+T sized() {
+  T t{};
+  t.struct_size = static_cast<std::uint32_t>(sizeof(T));
+  return t;
+}
+
+namespace detail {
+inline std::string info(nvte_context_t ctx) {
+  std::string text;
+  // Twice as a rule: once for the size. What it reports may have grown in between.
+  for (std::size_t needed = 1; text.size() < needed;) {
+    text.resize(needed);
+    check(api().info(ctx, &text[0], text.size(), &needed));
+    if (needed < text.size()) text.resize(needed);
+  }
+  text.pop_back();
+  return text;
+}
+}  // namespace detail
+
+// The report about this process, as JSON.
+inline std::string info() { return detail::info(nullptr); }
+
+// One device and its caches; shared by threads and streams.
+class context {
+ public:
+  context(std::int32_t device_type, std::int32_t ordinal, const nvte_context_options_t *options = nullptr) {
+    check(api().context_create(device_type, ordinal, options, &handle_));
+  }
+  static context cpu(const nvte_context_options_t *options = nullptr) { return context(NVTE_DEVICE_CPU, 0, options); }
+  static context cuda(std::int32_t ordinal, const nvte_context_options_t *options = nullptr) {
+    return context(NVTE_DEVICE_CUDA, ordinal, options);
+  }
+  context(context &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  context &operator=(context &&other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  context(const context &) = delete;
+  context &operator=(const context &) = delete;
+  ~context() {
+    if (handle_ != nullptr) api().context_destroy(handle_);
+  }
+
+  nvte_context_t get() const noexcept { return handle_; }
+  void trim() const { check(api().context_trim(handle_)); }
+  void synchronize(nvte_stream_t stream = nullptr) const { check(api().context_synchronize(handle_, stream)); }
+  nvte_capability_t capability() const {
+    nvte_capability_t c = sized<nvte_capability_t>();
+    check(api().capability(handle_, &c));
+    return c;
+  }
+  std::string info() const { return detail::info(handle_); }
+
+ private:
+  nvte_context_t handle_ = nullptr;
+};
+
+enum class dtype : std::int32_t { f32 = NVTE_F32, f16 = NVTE_F16, bf16 = NVTE_BF16, e4m3 = NVTE_E4M3, e5m2 = NVTE_E5M2 };
+
+// An nvte_tensor_t, built up: tensor(dtype::bf16, p, rows, cols).stride(ld). It points to memory and owns none; const data is taken as
+// input only. Where a function takes an optional tensor, nullptr serves.
+class tensor {
+ public:
+  tensor(dtype type, const void *data, std::int64_t rows, std::int64_t cols) {
+    t_.dtype = static_cast<std::int32_t>(type);
+    t_.scaling = type == dtype::e4m3 || type == dtype::e5m2 ? NVTE_SCALING_PER_TENSOR : NVTE_SCALING_NONE;
+    t_.data = const_cast<void *>(data);
+    t_.rows = rows;
+    t_.cols = cols;
+    t_.ld = cols;
+  }
+  tensor(const float *data, std::int64_t rows, std::int64_t cols) : tensor(dtype::f32, data, rows, cols) {}
+
+  // Row stride, in elements.
+  tensor &stride(std::int64_t ld) { return t_.ld = ld, *this; }
+  // The transposed copy [cols, rows]; a stride of 0 means dense.
+  tensor &transposed(const void *data, std::int64_t ld = 0) {
+    t_.data_t = const_cast<void *>(data);
+    t_.ld_t = ld == 0 ? t_.rows : ld;
+    return *this;
+  }
+  tensor &scale(const float *p) { return t_.scale = p, *this; }
+  tensor &scale_inv(const float *p) { return t_.scale_inv = const_cast<float *>(p), *this; }
+  tensor &amax(float *p) { return t_.amax = p, *this; }
+
+  const nvte_tensor_t *get() const noexcept { return &t_; }
+  operator const nvte_tensor_t *() const noexcept { return &t_; }
+
+ private:
+  nvte_tensor_t t_ = sized<nvte_tensor_t>();
+};
+
+inline void cast_to_fp8(const context &ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream = nullptr) {
+  check(api().cast_to_fp8(ctx.get(), input, output, stream));
+}
+
+}  // namespace nvte
+
+#endif  // NVTE_HPP
