@@ -1,0 +1,98 @@
+"""The C ABI as data. Generated from include/nvte.h by bindings/python/abi.py; do not edit."""
+
+from ctypes import Structure, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+
+NVTE_OK = 0
+NVTE_ERROR_NULL_POINTER = 100
+NVTE_ERROR_INVALID_DTYPE = 101
+NVTE_ERROR_INVALID_SHAPE = 102
+NVTE_ERROR_INVALID_STRIDE = 103
+NVTE_ERROR_INVALID_ENUM = 104
+NVTE_ERROR_WORKSPACE_TOO_SMALL = 105
+NVTE_ERROR_OVERLAP = 106
+NVTE_ERROR_INVALID_HANDLE = 107
+NVTE_ERROR_WRONG_DEVICE = 108
+NVTE_ERROR_INVALID_VALUE = 109
+NVTE_ERROR_INVALID_STRUCT_SIZE = 110
+NVTE_ERROR_MISALIGNED = 111
+NVTE_ERROR_SIZE_OVERFLOW = 112
+NVTE_ERROR_UNSUPPORTED = 200
+NVTE_ERROR_NOT_CAPTURABLE = 201
+NVTE_ERROR_NO_DRIVER = 300
+NVTE_ERROR_DRIVER_TOO_OLD = 301
+NVTE_ERROR_NO_DEVICE = 302
+NVTE_ERROR_CUDA = 303
+NVTE_ERROR_NVRTC_NOT_FOUND = 400
+NVTE_ERROR_NVRTC = 401
+NVTE_ERROR_CUBLASLT_NOT_FOUND = 500
+NVTE_ERROR_CUBLASLT = 501
+NVTE_ERROR_INTERNAL = 900
+NVTE_ERROR_OUT_OF_MEMORY = 901
+NVTE_F32 = 0
+NVTE_F16 = 1
+NVTE_BF16 = 2
+NVTE_E4M3 = 3
+NVTE_E5M2 = 4
+NVTE_SCALING_NONE = 0
+NVTE_SCALING_PER_TENSOR = 1
+NVTE_DEVICE_CPU = 0
+NVTE_DEVICE_CUDA = 1
+NVTE_ABI_VERSION = 1
+
+
+class nvte_capability_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("device_type", c_int32),
+        ("ordinal", c_int32),
+        ("arch", c_int32),
+        ("multiprocessors", c_int32),
+        ("fp8_cast_hardware", c_int32),
+        ("fp8_gemm_hardware", c_int32),
+        ("fp8_gemm_k_major_only", c_int32),
+        ("total_memory", c_uint64),
+        ("name", c_char * 128),
+    ]
+
+
+class nvte_context_options_t(Structure):
+    _fields_ = [("struct_size", c_uint32), ("num_threads", c_uint32), ("cache_dir", c_char_p), ("library_dirs", c_char_p)]
+
+
+class nvte_tensor_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dtype", c_int32),
+        ("scaling", c_int32),
+        ("flags", c_uint32),
+        ("data", c_void_p),
+        ("rows", c_int64),
+        ("cols", c_int64),
+        ("ld", c_int64),
+        ("data_t", c_void_p),
+        ("ld_t", c_int64),
+        ("scale", c_void_p),
+        ("scale_inv", c_void_p),
+        ("scale_inv_ld", c_int64),
+        ("scale_inv_t", c_void_p),
+        ("scale_inv_t_ld", c_int64),
+        ("amax", c_void_p),
+    ]
+
+
+#: Functions in the order of nvte_api_t: (result, arguments).
+FUNCTIONS = {
+    "nvte_version": (c_char_p, ()),
+    "nvte_abi_version": (c_uint32, ()),
+    "nvte_status_name": (c_char_p, (c_int32,)),
+    "nvte_last_error": (c_char_p, ()),
+    "nvte_last_error_code": (c_int32, ()),
+    "nvte_set_log": (c_int32, (c_void_p, c_void_p)),
+    "nvte_info": (c_int32, (c_void_p, c_void_p, c_size_t, c_void_p)),
+    "nvte_context_create": (c_int32, (c_int32, c_int32, c_void_p, c_void_p)),
+    "nvte_context_destroy": (c_int32, (c_void_p,)),
+    "nvte_context_trim": (c_int32, (c_void_p,)),
+    "nvte_context_synchronize": (c_int32, (c_void_p, c_void_p)),
+    "nvte_capability": (c_int32, (c_void_p, c_void_p)),
+    "nvte_cast_to_fp8": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
+}

@@ -1,0 +1,3 @@
+"""The version of the package: that of the library it was made with."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,141 @@
+"""The back end under test, fresh random data, oracles that share no code with the library."""
+
+import os
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+BACKEND = os.environ.get("NVTE_TEST_BACKEND", "cpu")
+NUMPY = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}
+LARGEST = {"float8_e4m3": 448.0, "float8_e5m2": 57344.0}
+HIGH = ["float32", "float16", "bfloat16"]
+FP8 = ["float8_e4m3", "float8_e5m2"]
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+class Numpy:
+    """numpy arrays on the CPU."""
+
+    name = "numpy"
+
+    @staticmethod
+    def array(a):
+        """An array of the framework with the values (and type) of a numpy array."""
+        return np.array(a)
+
+    @staticmethod
+    def numpy(x):
+        """A numpy array, FP8 and bfloat16 in the types of ml_dtypes."""
+        return np.asarray(x)
+
+    @staticmethod
+    def strided(a, pad):
+        """The values of a matrix with `pad` elements between its rows."""
+        wide = np.zeros((a.shape[0], a.shape[1] + pad), a.dtype)
+        wide[:, : a.shape[1]] = a
+        return wide[:, : a.shape[1]]
+
+
+class Torch:
+    """torch tensors on a device."""
+
+    def __init__(self, device):
+        self.name, self.device = f"torch-{device}", device
+
+    def array(self, a):
+        a = np.ascontiguousarray(a) if np.ndim(a) else np.asarray(a)
+        kind = getattr(torch, a.dtype.name)
+        if a.dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+            raw = np.uint16 if a.dtype.itemsize == 2 else np.uint8
+            signed = torch.from_numpy(a.view(raw).astype(np.int16 if raw is np.uint16 else raw, copy=True))
+            return signed.to(self.device).view(kind)
+        return torch.from_numpy(np.array(a)).to(self.device)
+
+    def numpy(self, x):
+        x = x.detach().cpu()
+        name = str(x.dtype)[len("torch.") :]
+        if name == "bfloat16":
+            return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+        if name.startswith("float8"):
+            return x.view(torch.uint8).numpy().view(getattr(ml_dtypes, name))
+        return x.numpy()
+
+    def strided(self, a, pad):
+        rows, cols = a.shape
+        wide = self.array(np.pad(a.astype(np.float32), ((0, 0), (0, pad))).astype(a.dtype))
+        return wide[:, :cols]
+
+
+FRAMEWORKS = []
+if BACKEND == "cpu":
+    FRAMEWORKS.append(Numpy())
+if torch is not None:
+    FRAMEWORKS.append(Torch("cuda:0" if BACKEND == "cuda" else "cpu"))
+
+
+@pytest.fixture(params=FRAMEWORKS, ids=lambda f: f.name)
+def fw(request):
+    """Each framework on the back end under test."""
+    return request.param
+
+
+@pytest.fixture
+def rng(request):
+    """Fresh random numbers; pytest shows the seed where a test fails, and NVTE_TEST_SEED fixes it."""
+    seed = int(os.environ.get("NVTE_TEST_SEED") or time.time_ns())
+    print(f"{request.node.name}: NVTE_TEST_SEED={seed}")
+    return np.random.default_rng(seed)
+
+
+def rounded(v, name):
+    """float32 values in a type of 32 or 16 bits; the large ones become infinite."""
+    with np.errstate(over="ignore"):
+        return np.asarray(v, np.float32).astype(NUMPY[name])
+
+
+def values(rng, shape, special=True):
+    """Normal values; where `special`, now and then a large, tiny, zero, infinite or NaN one."""
+    v = rng.standard_normal(shape, dtype=np.float32)
+    if special and v.size:
+        for factor in (1e5, 1e-5, 0.0, -0.0, 1e-39):
+            v = np.where(rng.random(shape) < 1 / 64, v * np.float32(factor), v)
+        for odd in (np.inf, -np.inf, np.nan):
+            v = np.where(rng.random(shape) < 1 / 1000, np.float32(odd), v)
+    return v.astype(np.float32)
+
+
+def encode(v, name):
+    """FP8 codes of float32 values, saturating; NaN is 0x7F."""
+    v = np.asarray(v, np.float32)
+    clipped = np.clip(v, -LARGEST[name], LARGEST[name])
+    # From float32: ml_dtypes rounds twice from float64.
+    codes = clipped.astype(NUMPY[name]).view(np.uint8)
+    return np.where(np.isnan(v), np.uint8(0x7F), codes)
+
+
+def largest(v):
+    """amax by bit pattern: NaN above infinity."""
+    bits = np.ascontiguousarray(v, np.float32).view(np.uint32) & 0x7FFFFFFF
+    return bits.max(initial=0).astype(np.uint32)
+
+
+def bits_of(x):
+    """The bits of one float32."""
+    return int(np.asarray(x, np.float32).reshape(()).view(np.uint32))
+
+
+def codes_of(x):
+    """FP8 codes as bytes."""
+    return np.array(x, order="C", copy=True).view(np.uint8)
