@@ -6,3 +6,4 @@
 
 pub mod cast;
 pub(crate) mod check;
+pub mod gemm;

@@ -2,6 +2,7 @@
 
 mod cast;
 mod element;
+mod gemm;
 mod parallel;
 mod simd;
 mod view;
@@ -102,5 +103,33 @@ impl Backend for CpuBackend {
             unsafe { cast::cast_to_fp8(&self.threads, args) }
         }
         Ok(())
+    }
+
+    fn gemm_workspace(&self, _problem: &ops::gemm::Problem) -> u64 {
+        0
+    }
+
+    unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { gemm::gemm(&self.threads, problem) }
+        }
+        Ok(())
+    }
+
+    unsafe fn gemm_prepare(&self, _problem: &ops::gemm::Problem, _candidates: u32, _stream: Stream) -> Result<()> {
+        // There is one way, so nothing is timed.
+        Ok(())
+    }
+
+    fn gemm_plans_export(&self) -> String {
+        String::new()
+    }
+
+    fn gemm_plans_import(&self, text: &str) -> Result<()> {
+        match text.trim().is_empty() {
+            true => Ok(()),
+            false => Err(Error::argument(Status::Unsupported, "text", "plans of a CUDA device", "the CPU back end has no plans")),
+        }
     }
 }

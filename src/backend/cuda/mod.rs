@@ -208,4 +208,24 @@ impl Backend for CudaBackend {
         // SAFETY: forwarded contract.
         unsafe { cast::cast_to_fp8(self, args, stream) }
     }
+
+    fn gemm_workspace(&self, _problem: &ops::gemm::Problem) -> u64 {
+        0
+    }
+
+    unsafe fn gemm(&self, _problem: &ops::gemm::Problem, _stream: Stream) -> Result<()> {
+        Err(Error::new(Status::Unsupported, "GEMM on CUDA is being written"))
+    }
+
+    unsafe fn gemm_prepare(&self, _problem: &ops::gemm::Problem, _candidates: u32, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
+    fn gemm_plans_export(&self) -> String {
+        String::new()
+    }
+
+    fn gemm_plans_import(&self, _text: &str) -> Result<()> {
+        Ok(())
+    }
 }
