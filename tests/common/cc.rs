@@ -62,6 +62,11 @@ impl Workshop {
         self.build(&compiler("CXX", "c++"), &[&CPP[..], arguments].concat());
     }
 
+    /// A shared library for tests, from C sources that need not be beautiful.
+    pub fn shared(&self, out: &str, sources: &[&str]) {
+        self.build(&compiler("CC", "cc"), &[&["-shared", "-fPIC", "-w", "-o", out], sources].concat());
+    }
+
     /// A command for something built here that finds the library.
     pub fn command(&self, program: &str) -> Command {
         let mut c = Command::new(self.path(program));

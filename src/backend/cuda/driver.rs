@@ -23,6 +23,9 @@ macro_rules! table {
             $(pub(crate) $field: unsafe extern "C" fn($($arg),*) -> CuResult,)*
         }
 
+        /// Their names.
+        pub(crate) const SYMBOLS: &[&CStr] = &[$($symbol),*];
+
         impl Driver {
             fn resolve(library: &Library) -> Result<Self> {
                 Ok(Self {

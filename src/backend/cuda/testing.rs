@@ -57,3 +57,8 @@ pub fn nvrtc(library_dirs: &[PathBuf]) -> Result<String> {
     let (major, minor) = n.version();
     Ok(format!("{} ({major}.{minor})", n.name()))
 }
+
+/// Every function the driver must have.
+pub fn driver_symbols() -> Vec<&'static str> {
+    super::driver::SYMBOLS.iter().filter_map(|s| s.to_str().ok()).collect()
+}
