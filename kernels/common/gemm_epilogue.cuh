@@ -1,0 +1,239 @@
+// The epilogue that every GEMM kernel shares (NUMERICS section 6):
+//
+//   v = alpha * scale_inv_a * scale_inv_b * acc + bias[column] + beta * C        in f32
+//   amax = max |v| (recorded only where asked for);  D = v, or encode(v * d_scale) where D is FP8
+//
+// A warp stages 16 rows x 64 columns of f32 accumulators in shared memory and writes them row by row, so that global stores are
+// contiguous whatever the accumulator layout and whatever the alignment of D. All columns of D are written by exactly one lane; that lane
+// has read C at the same place before (the store of another lane's column depends on a shuffle of its value), so C may be D.
+#pragma once
+#include "common/smem.cuh"
+
+// What the host passes by value. NULL pointers mean: bias none, scale_inv 1, amax not recorded, d_scale_inv not written.
+struct GemmOut {
+  void *d;
+  const void *c;
+  const void *bias;
+  const float *scale_inv_a, *scale_inv_b;
+  const float *d_scale;
+  float *d_scale_inv;
+  float *amax;
+  i64 ldd, ldc;          // in elements
+  float alpha, beta;     // beta == 0: C is never read
+  i32 c_dtype, bias_dtype;
+};
+
+// What a thread works out once.
+struct OutScale {
+  float s1, s2;      // their product is alpha * scale_inv_a * scale_inv_b; s2 is a power of two
+  float d_scale;
+  bool d_wide, c_wide; // groups of four columns of D, C are aligned to their size
+};
+
+DEVICE u32 dtype_size(i32 dt) { return dt == DT_F32 ? 4 : dt == DT_F16 || dt == DT_BF16 ? 2 : 1; }
+
+DEVICE float load_any(const void *p, i64 at, i32 dt) {
+  if (dt == DT_F32) return ((const float *)p)[at];
+  u16 h = ((const u16 *)p)[at];
+  return dt == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+}
+// Four neighbours; `wide`: their address is a multiple of their size.
+DEVICE void load_any4(float (&x)[4], const void *p, i64 at, i32 dt, bool wide) {
+  if (!wide) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = load_any(p, at + i, dt);
+  } else if (dt == DT_F32) {
+    F4 v = *(const F4 *)((const float *)p + at);
+    x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w;
+  } else {
+    Vec8 v = *(const Vec8 *)((const u16 *)p + at);
+    if (dt == DT_BF16) { unpack2<DT_BF16>(v.w[0], x[0], x[1]); unpack2<DT_BF16>(v.w[1], x[2], x[3]); }
+    else { unpack2<DT_F16>(v.w[0], x[0], x[1]); unpack2<DT_F16>(v.w[1], x[2], x[3]); }
+  }
+}
+
+template <int DT> DEVICE OutScale out_scale(const GemmOut &o) {
+  OutScale s;
+  // Two scale_inv may be far apart (a tensor of 1e-38 against one of 1e38): their product is formed in f64, and where f32 cannot hold it
+  // as a normal number a power of two is split off.
+  double p = (double)o.alpha;
+  if (o.scale_inv_a) p *= (double)*o.scale_inv_a;
+  if (o.scale_inv_b) p *= (double)*o.scale_inv_b;
+  double m = p < 0.0 ? -p : p;
+  const float up = float_of((127u + 100u) << 23), down = float_of((127u - 100u) << 23);
+  s.s2 = 1.0f;
+  if (m < (double)float_of(1u << 23)) { p *= (double)up; s.s2 = down; }
+  else if (m >= (double)float_of(254u << 23)) { p *= (double)down; s.s2 = up; }
+  s.s1 = (float)p;
+  s.d_scale = (DT == DT_E4M3 || DT == DT_E5M2) && o.d_scale ? *o.d_scale : 1.0f;
+  const u32 es = sizeof(typename Elem<DT>::T), cs = dtype_size(o.c_dtype);
+  s.d_wide = (((u64)o.d | (u64)o.ldd * es) & (4 * es - 1)) == 0;
+  s.c_wide = (((u64)o.c | (u64)o.ldc * cs) & (4 * cs - 1)) == 0;
+  return s;
+}
+
+// One thread of the launch calls it.
+DEVICE void write_scale_inv(const GemmOut &o) {
+  if (o.d_scale_inv) *o.d_scale_inv = o.d_scale ? reciprocal(*o.d_scale) : 1.0f;
+}
+
+// Asked for anew each time: otherwise the compiler computes the epilogue's addresses ahead of the main loop and keeps them in registers
+// that the accumulators need.
+DEVICE int lane_id() { u32 l; asm volatile("mov.u32 %0, %%laneid;" : "=r"(l)); return (int)l; }
+
+// Where (row, column) of a staged 16 x 64 chunk lies. Blocks of eight columns are exchanged by the row's low bits: both the scattered
+// writes of accumulators (8 bytes a lane, eight rows at once) and the row-wise reads are then free of bank conflicts.
+DEVICE int stage_at(int r, int c) { return r * 64 + ((((c >> 3) ^ (r & 3)) << 3) | (c & 7)); }
+#define STAGE_FLOATS 1024
+
+// The accumulators of eight m16n8 fragments (the layout of mma.sync and of wgmma alike) into the stage.
+DEVICE void stage_fragments(float *stage, const float *acc) {
+  const int lane = lane_id(), r = lane >> 2, q = (lane & 3) * 2;
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    F2 top = {acc[4 * j], acc[4 * j + 1]}, low = {acc[4 * j + 2], acc[4 * j + 3]};
+    *(F2 *)(stage + stage_at(r, 8 * j + q)) = top;
+    *(F2 *)(stage + stage_at(r + 8, 8 * j + q)) = low;
+  }
+}
+
+DEVICE float finish(float acc, const OutScale &s) { return __fmul_rn(__fmul_rn(acc, s.s1), s.s2); }
+
+// A whole chunk whose rows are aligned: half a warp per row, four columns a lane.
+template <int DT> DEVICE void store_chunk_wide(const GemmOut &o, const OutScale &s, const float *stage, i64 row0, i64 col0, u32 &amax) {
+  const int lane = lane_id(), c = (lane & 15) * 4, half = lane >> 4;
+  const u32 es = sizeof(typename Elem<DT>::T);
+  float bias[4];
+  if (o.bias) load_any4(bias, o.bias, col0 + c, o.bias_dtype, false);
+  u8 *p = (u8 *)o.d + ((row0 + half) * o.ldd + col0 + c) * es;
+  i64 at_c = (row0 + half) * o.ldc + col0 + c;
+#pragma unroll 1
+  for (int r0 = 0; r0 < 16; r0 += 8) {
+    float old[4][4];
+    if (o.beta != 0.0f) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) { load_any4(old[i], o.c, at_c, o.c_dtype, s.c_wide); at_c += 2 * o.ldc; }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      F4 a = *(const F4 *)(stage + stage_at(r0 + 2 * i + half, c));
+      float v[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        v[e] = finish(v[e], s);
+        if (o.bias) v[e] = __fadd_rn(v[e], bias[e]);
+        if (o.beta != 0.0f) v[e] = __fmaf_rn(o.beta, old[i][e], v[e]);
+        if (o.amax) amax = umax(amax, abs_bits(v[e]));
+      }
+      if (DT == DT_F32) {
+        Vec16 w = {{bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])}};
+        st16(p, w);
+      } else if (DT == DT_F16 || DT == DT_BF16) {
+        Vec8 w = {{pack2<DT>(v[0], v[1]), pack2<DT>(v[2], v[3])}};
+        st8(p, w);
+      } else {
+        *(u32 *)p = f32x4_to_fp8x4<DT>(__fmul_rn(v[0], s.d_scale), __fmul_rn(v[1], s.d_scale), __fmul_rn(v[2], s.d_scale), __fmul_rn(v[3], s.d_scale));
+      }
+      p += 2 * o.ldd * es;
+    }
+  }
+}
+
+template <int DT> DEVICE void store_pair(u8 *p, u32 w) {
+  if (DT == DT_F16 || DT == DT_BF16) *(u32 *)p = w;
+  else *(u16 *)p = (u16)w;
+}
+template <int DT> DEVICE void store_half(u8 *p, u32 w) {
+  if (DT == DT_F16 || DT == DT_BF16) *(u16 *)p = (u16)w;
+  else *p = (u8)w;
+}
+
+// Any chunk: `rows` <= 16 and `cols` <= 64 of it exist, D has element alignment only. One row at a time, two columns a lane.
+template <int DT> DEVICE void store_chunk_any(const GemmOut &o, const OutScale &s, const float *stage, i64 row0, i64 col0, int rows, int cols, u32 &amax) {
+  const int lane = lane_id();
+  const u32 es = sizeof(typename Elem<DT>::T);
+  // f32 elements are aligned by themselves: lanes take neighbouring columns. Narrower types take pairs.
+  const int c0 = DT == DT_F32 ? lane : 2 * lane, c1 = DT == DT_F32 ? lane + 32 : 2 * lane + 1;
+  const bool ok0 = c0 < cols, ok1 = c1 < cols;
+  float b0 = 0.0f, b1 = 0.0f;
+  if (o.bias) {
+    if (ok0) b0 = load_any(o.bias, col0 + c0, o.bias_dtype);
+    if (ok1) b1 = load_any(o.bias, col0 + c1, o.bias_dtype);
+  }
+  u8 *p = (u8 *)o.d + (row0 * o.ldd + col0) * es;
+  i64 at_c = row0 * o.ldc + col0;
+#pragma unroll 1
+  for (int r0 = 0; r0 < rows; r0 += 4) {
+    float old0[4], old1[4];
+    if (o.beta != 0.0f) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        bool row = r0 + i < rows;
+        old0[i] = row && ok0 ? load_any(o.c, at_c + c0, o.c_dtype) : 0.0f;
+        old1[i] = row && ok1 ? load_any(o.c, at_c + c1, o.c_dtype) : 0.0f;
+        at_c += o.ldc;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (r0 + i < rows) {
+        float v0, v1;
+        if (DT == DT_F32) {
+          v0 = stage[stage_at(r0 + i, c0)], v1 = stage[stage_at(r0 + i, c1)];
+        } else {
+          F2 a = *(const F2 *)(stage + stage_at(r0 + i, c0));
+          v0 = a.x, v1 = a.y;
+        }
+        v0 = finish(v0, s), v1 = finish(v1, s);
+        if (o.bias) v0 = __fadd_rn(v0, b0), v1 = __fadd_rn(v1, b1);
+        if (o.beta != 0.0f) v0 = __fmaf_rn(o.beta, old0[i], v0), v1 = __fmaf_rn(o.beta, old1[i], v1);
+        if (o.amax) {
+          if (ok0) amax = umax(amax, abs_bits(v0));
+          if (ok1) amax = umax(amax, abs_bits(v1));
+        }
+        if (DT == DT_F32) {
+          if (ok0) *(float *)(p + c0 * 4) = v0;
+          if (ok1) *(float *)(p + c1 * 4) = v1;
+        } else {
+          const u32 half_bits = 8 * es & 31;
+          u32 w = DT == DT_F16 || DT == DT_BF16 ? pack2<DT>(v0, v1) : f32x2_to_fp8x2<DT>(__fmul_rn(v0, s.d_scale), __fmul_rn(v1, s.d_scale));
+          if (((u64)p & (2 * es - 1)) == 0) {
+            if (ok1) store_pair<DT>(p + c0 * es, w);
+            else if (ok0) store_half<DT>(p + c0 * es, w);
+          } else {
+            // The row starts on an odd element: store the pairs one column further right, and the first column alone.
+            u32 next = __shfl_down_sync(0xFFFFFFFFu, w, 1);
+            if (lane < 31 && c1 + 1 < cols) store_pair<DT>(p + c1 * es, w >> half_bits | next << half_bits);
+            else if (ok1) store_half<DT>(p + c1 * es, w >> half_bits);
+            if (lane == 0 && ok0) store_half<DT>(p, w);
+          }
+        }
+        p += o.ldd * es;
+      }
+    }
+  }
+}
+
+// What is staged, at (row0, col0) of D, of which m x n elements exist. Whole warps call it, between two __syncwarp().
+template <int DT> DEVICE void store_chunk(const GemmOut &o, const OutScale &s, const float *stage, i64 row0, i64 col0, i64 m, i64 n, u32 &amax) {
+  int rows = (int)imin(m - row0, 16), cols = (int)imin(n - col0, 64);
+  if (rows <= 0 || cols <= 0) return;
+  if (s.d_wide && rows == 16 && cols == 64) store_chunk_wide<DT>(o, s, stage, row0, col0, amax);
+  else store_chunk_any<DT>(o, s, stage, row0, col0, rows, cols, amax);
+}
+
+// At the end of the kernel, by whole warps.
+DEVICE void record_out_amax(const GemmOut &o, u32 amax) {
+  if (o.amax) {
+    amax = warp_max(amax);
+    if ((threadIdx.x & 31) == 0) record_amax(o.amax, amax);
+  }
+}
+
+// Tiles in the order that keeps what runs at the same time within few rows and columns: groups of `group` tile rows, column by column.
+DEVICE void tile_at(u32 t, u32 tiles_m, u32 tiles_n, u32 group, u32 &tm, u32 &tn) {
+  u32 per = group * tiles_n, g = t / per, in = t - g * per, first = g * group;
+  u32 height = tiles_m - first < group ? tiles_m - first : group;
+  tn = in / height;
+  tm = first + (in - tn * height);
+}
