@@ -3,6 +3,7 @@
 mod cache;
 mod cast;
 mod driver;
+mod gemm;
 pub(crate) mod info;
 mod jit;
 mod launch;

@@ -22,7 +22,18 @@ macro_rules! sources {
 
 sources! {
     Cast = "cast.cu",
+    GemmEpilogueOnly = "gemm_epilogue_only.cu",
+    GemmMma = "gemm_mma.cu",
+    GemmPack = "gemm_pack.cu",
+    GemmSimt = "gemm_simt.cu",
+    GemmSm90 = "gemm_sm90.cu",
 }
 
 /// What the files include, under the names they use.
-pub(crate) const HEADERS: &[(&str, &str)] = &[("common/base.cuh", include_str!("../../../kernels/common/base.cuh"))];
+pub(crate) const HEADERS: &[(&str, &str)] = &[
+    ("common/base.cuh", include_str!("../../../kernels/common/base.cuh")),
+    ("common/gemm_epilogue.cuh", include_str!("../../../kernels/common/gemm_epilogue.cuh")),
+    ("common/ptx_mma.cuh", include_str!("../../../kernels/common/ptx_mma.cuh")),
+    ("common/ptx_sm90.cuh", include_str!("../../../kernels/common/ptx_sm90.cuh")),
+    ("common/smem.cuh", include_str!("../../../kernels/common/smem.cuh")),
+];

@@ -9,6 +9,8 @@ use super::{
 };
 use crate::error::Result;
 
+pub use super::gemm::testing::{Operand, OwnArgs, OwnGemm, OwnKernel};
+
 /// One module as the library would compile it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variant {
@@ -37,7 +39,7 @@ impl Variant {
 /// All of them, without repetition.
 pub fn variants() -> Vec<Variant> {
     let mut all: Vec<Variant> = Vec::new();
-    for v in [super::cast::variants()].into_iter().flatten() {
+    for v in [super::cast::variants(), super::gemm::kernels::variants()].into_iter().flatten() {
         if !all.contains(&v) {
             all.push(v);
         }
