@@ -318,7 +318,7 @@ nvte_status_t nvte_info(nvte_context_t ctx, char *buffer, size_t size, size_t *n
 
 // Makes a context on one device.
 //
-// Shapes: none. Units: ordinal counts the devices the driver reports. Pointers: host. Alignment: natural. Aliasing: none.
+// Shapes: none. Units: ordinal counts the devices the driver reports; 0 for the CPU. Pointers: host. Alignment: natural. Aliasing: none.
 // Stream order: none; the call may take milliseconds (it initialises the driver). Determinism: not applicable.
 // The device's primary context is retained (the one PyTorch, JAX and the CUDA runtime use) and not made current.
 //

@@ -148,6 +148,6 @@ impl fmt::Debug for Context {
 
 /// CUDA is the only other device for now, so this names what a caller can do about it.
 #[allow(dead_code)]
-pub(crate) fn wrong_device(argument: &str, device: Device, found: impl fmt::Display) -> Error {
+pub(crate) fn wrong_device(argument: impl fmt::Display, device: Device, found: impl fmt::Display) -> Error {
     Error::argument(Status::WrongDevice, argument, found, format!("must be memory of the context's device, {device}"))
 }

@@ -84,7 +84,7 @@ impl Error {
     }
 
     /// `argument`: name; `value`: what was passed; `rule`: what it must satisfy.
-    pub fn argument(status: Status, argument: &str, value: impl fmt::Display, rule: impl fmt::Display) -> Self {
+    pub fn argument(status: Status, argument: impl fmt::Display, value: impl fmt::Display, rule: impl fmt::Display) -> Self {
         Self::new(status, format!("{argument} = {value}: {rule}"))
     }
 

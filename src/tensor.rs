@@ -1,5 +1,7 @@
 //! Data types, pointers and the one way in which a matrix is described.
 
+use std::fmt;
+
 use crate::error::{Error, Result, Status};
 
 /// Element type. The numbers are the C ABI's `NVTE_*` data types and those of `kernels/common/base.cuh`.
@@ -48,7 +50,7 @@ impl DType {
     }
 
     /// The type with this number; `argument` names it in the error.
-    pub fn from_i32(argument: &str, v: i32) -> Result<Self> {
+    pub fn from_i32(argument: impl fmt::Display, v: i32) -> Result<Self> {
         usize::try_from(v).ok().and_then(|i| Self::ALL.get(i).copied()).ok_or_else(|| {
             Error::argument(Status::InvalidEnum, argument, v, "a data type is 0 (f32), 1 (f16), 2 (bf16), 3 (e4m3) or 4 (e5m2)")
         })

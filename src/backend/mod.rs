@@ -4,6 +4,8 @@ pub(crate) mod cpu;
 #[cfg(feature = "cuda")]
 pub(crate) mod cuda;
 
+use std::fmt::Display;
+
 use crate::{
     context::{Capability, Device, Stream},
     error::Result,
@@ -27,7 +29,7 @@ pub(crate) trait Backend: Send + Sync {
     fn synchronize(&self, stream: Stream) -> Result<()>;
 
     /// Fails where `ptr` (not null) is known not to be memory of this device.
-    fn check_pointer(&self, argument: &str, ptr: Ptr) -> Result<()>;
+    fn check_pointer(&self, argument: &dyn Display, ptr: Ptr) -> Result<()>;
 
     fn allocate(&self, bytes: usize) -> Result<Ptr>;
     unsafe fn free(&self, ptr: Ptr, bytes: usize);

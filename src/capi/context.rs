@@ -54,7 +54,7 @@ unsafe fn path(p: *const c_char) -> Option<PathBuf> {
 
 /// Makes a context on one device.
 ///
-/// Shapes: none. Units: `ordinal` counts the devices the driver reports. Pointers: host. Alignment: natural. Aliasing: none.
+/// Shapes: none. Units: `ordinal` counts the devices the driver reports; 0 for the CPU. Pointers: host. Alignment: natural. Aliasing: none.
 /// Stream order: none; the call may take milliseconds (it initialises the driver). Determinism: not applicable.
 /// The device's primary context is retained (the one PyTorch, JAX and the CUDA runtime use) and not made current.
 ///
@@ -75,7 +75,8 @@ pub unsafe extern "C" fn nvte_context_create(
             return Err(Error::argument(Status::NullPointer, "context", "NULL", "is required"));
         }
         let device = match device_type {
-            NVTE_DEVICE_CPU => Device::Cpu,
+            NVTE_DEVICE_CPU if ordinal == 0 => Device::Cpu,
+            NVTE_DEVICE_CPU => return Err(Error::argument(Status::NoDevice, "ordinal", ordinal, "must be 0: there is one CPU")),
             NVTE_DEVICE_CUDA => Device::Cuda(ordinal),
             other => return Err(Error::argument(Status::InvalidEnum, "device_type", other, "must be 0 (CPU) or 1 (CUDA)")),
         };

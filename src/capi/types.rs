@@ -156,7 +156,7 @@ pub(crate) unsafe fn read_struct<T: Copy>(name: &str, p: *const T, oldest_size: 
     if size < oldest_size || size > mem::size_of::<T>() {
         return Err(Error::argument(
             Status::InvalidStructSize,
-            &format!("{name}.struct_size"),
+            format_args!("{name}.struct_size"),
             size,
             format!("must be between {oldest_size} and {}", mem::size_of::<T>()),
         ));
@@ -176,11 +176,11 @@ pub(crate) unsafe fn read_struct<T: Copy>(name: &str, p: *const T, oldest_size: 
 pub(crate) unsafe fn tensor(name: &str, p: *const nvte_tensor_t) -> Result<TensorView> {
     // SAFETY: forwarded contract.
     let t = unsafe { read_struct(name, p, mem::size_of::<nvte_tensor_t>())? };
-    let dtype = DType::from_i32(&format!("{name}.dtype"), t.dtype)?;
+    let dtype = DType::from_i32(format_args!("{name}.dtype"), t.dtype)?;
     let wanted = if dtype.is_fp8() { NVTE_SCALING_PER_TENSOR } else { NVTE_SCALING_NONE };
     if t.scaling != wanted {
         let status = if (0..=1).contains(&t.scaling) { Status::Unsupported } else { Status::InvalidEnum };
-        return Err(Error::argument(status, &format!("{name}.scaling"), t.scaling, format!("must be {wanted} for {}", dtype.name())));
+        return Err(Error::argument(status, format_args!("{name}.scaling"), t.scaling, format!("must be {wanted} for {}", dtype.name())));
     }
     for (field, set) in [
         ("flags", t.flags != 0),
@@ -189,7 +189,7 @@ pub(crate) unsafe fn tensor(name: &str, p: *const nvte_tensor_t) -> Result<Tenso
         ("scale_inv_t_ld", t.scale_inv_t_ld != 0),
     ] {
         if set {
-            return Err(Error::argument(Status::Unsupported, &format!("{name}.{field}"), "not 0", "is reserved"));
+            return Err(Error::argument(Status::Unsupported, format_args!("{name}.{field}"), "not 0", "is reserved"));
         }
     }
     Ok(TensorView {

@@ -40,7 +40,7 @@ pub(crate) fn fp8_output(ctx: &Context, name: &'static str, q: &TensorView) -> R
     if q.data.is_null() && q.data_t.is_null() && !q.is_empty() {
         return Err(Error::argument(
             Status::NullPointer,
-            &format!("{name}.data and {name}.data_t"),
+            format_args!("{name}.data and {name}.data_t"),
             "NULL",
             "at least one layout must be present",
         ));

@@ -1,5 +1,7 @@
 //! The checks that all operations share. Each error names the argument, the value and the rule.
 
+use std::fmt::Display;
+
 use crate::{
     backend::Backend,
     error::{Error, Result, Status},
@@ -39,32 +41,32 @@ pub(crate) fn dtype(name: &str, t: &TensorView, allowed: &[DType]) -> Result<()>
     if allowed.contains(&t.dtype) {
         return Ok(());
     }
-    Err(Error::argument(Status::InvalidDType, &format!("{name}.dtype"), t.dtype.name(), format!("must be one of {}", list(allowed))))
+    Err(Error::argument(Status::InvalidDType, format_args!("{name}.dtype"), t.dtype.name(), format!("must be one of {}", list(allowed))))
 }
 
 /// Sizes are not negative.
 pub(crate) fn sizes(name: &str, t: &TensorView) -> Result<()> {
     for (what, v) in [("rows", t.rows), ("cols", t.cols)] {
         if v < 0 {
-            return Err(Error::argument(Status::InvalidShape, &format!("{name}.{what}"), v, "must not be negative"));
+            return Err(Error::argument(Status::InvalidShape, format_args!("{name}.{what}"), v, "must not be negative"));
         }
     }
     Ok(())
 }
 
 /// A pointer to elements of `dtype` is aligned and, as far as one can see, on the device. Null passes.
-pub(crate) fn pointer(backend: &dyn Backend, name: &str, p: Ptr, align: usize) -> Result<()> {
+pub(crate) fn pointer(backend: &dyn Backend, name: impl Display, p: Ptr, align: usize) -> Result<()> {
     if p.is_null() {
         return Ok(());
     }
     if p.0 % align as u64 != 0 {
         return Err(Error::argument(Status::Misaligned, name, format!("{:#x}", p.0), format!("must be a multiple of {align} bytes")));
     }
-    backend.check_pointer(name, p)
+    backend.check_pointer(&name, p)
 }
 
 /// A pointer that must not be null.
-pub(crate) fn required(backend: &dyn Backend, name: &str, p: Ptr, align: usize) -> Result<()> {
+pub(crate) fn required(backend: &dyn Backend, name: impl Display, p: Ptr, align: usize) -> Result<()> {
     if p.is_null() {
         return Err(Error::argument(Status::NullPointer, name, "NULL", "is required here"));
     }
@@ -94,18 +96,29 @@ fn layout(
     ld: i64,
     width: &str,
 ) -> Result<Range> {
-    let (full, stride) = (format_args!("{name}.{field}").to_string(), if field == "data" { "ld" } else { "ld_t" });
+    // Names are put together only where there is an error: this runs in every call.
+    let stride = if field == "data" { "ld" } else { "ld_t" };
     if ld < cols {
-        return Err(Error::argument(Status::InvalidStride, &format!("{name}.{stride}"), ld, format!("must be at least {width} = {cols}")));
+        return Err(Error::argument(
+            Status::InvalidStride,
+            format_args!("{name}.{stride}"),
+            ld,
+            format!("must be at least {width} = {cols}"),
+        ));
     }
     let bytes = extent(name, dtype, rows, cols, ld)?;
     if bytes == 0 {
         return Ok(Range { name, start: 0, end: 0 });
     }
-    required(backend, &full, p, dtype.size())?;
+    required(backend, format_args!("{name}.{field}"), p, dtype.size())?;
+    span(name, format_args!("{name}.{field}"), p, bytes)
+}
+
+/// The range of `bytes` from `p`, which ends within the address space.
+fn span(name: &'static str, full: impl Display, p: Ptr, bytes: u64) -> Result<Range> {
     match p.0.checked_add(bytes) {
         Some(end) => Ok(Range { name, start: p.0, end }),
-        None => Err(Error::argument(Status::SizeOverflow, &full, format!("{:#x}", p.0), "address and size must fit 64 bits")),
+        None => Err(Error::argument(Status::SizeOverflow, full, format!("{:#x}", p.0), "address and size must fit 64 bits")),
     }
 }
 
@@ -116,7 +129,8 @@ pub(crate) fn vector(backend: &dyn Backend, name: &'static str, p: Ptr, dtype: D
         return Ok(empty);
     }
     required(backend, name, p, dtype.size())?;
-    Ok(Range { name, start: p.0, end: p.0 + len as u64 * dtype.size() as u64 })
+    let bytes = extent(name, dtype, 1, len, len)?;
+    span(name, name, p, bytes)
 }
 
 /// Same rows and columns.

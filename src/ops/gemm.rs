@@ -406,7 +406,12 @@ fn operand(name: &'static str, t: &TensorView, transposed: bool, rows: i64) -> R
     let (found, k) = if transposed { (t.cols, t.rows) } else { (t.rows, t.cols) };
     if found != rows {
         let (field, size) = (if transposed { "cols" } else { "rows" }, if name == "a" { "M" } else { "N" });
-        return Err(Error::argument(Status::InvalidShape, &format!("{name}.{field}"), found, format!("must be {size} = {rows}, as in d")));
+        return Err(Error::argument(
+            Status::InvalidShape,
+            format_args!("{name}.{field}"),
+            found,
+            format!("must be {size} = {rows}, as in d"),
+        ));
     }
     // `data` runs along the columns, `data_t` along the rows: take the one that runs along K, if it is there.
     let use_t = !t.data_t.is_null() && (transposed || t.data.is_null());

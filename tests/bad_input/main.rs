@@ -81,6 +81,7 @@ fn contexts() {
         refused(create_with(NVTE_DEVICE_CPU, 0, &options, &mut ctx), NVTE_ERROR_INVALID_STRUCT_SIZE, "options.struct_size");
     }
     refused(create_with(NVTE_DEVICE_CPU, 0, ptr::from_ref(&sized).wrapping_byte_add(4), &mut ctx), NVTE_ERROR_MISALIGNED, "options");
+    refused(create_with(NVTE_DEVICE_CPU, 1, ptr::null(), &mut ctx), NVTE_ERROR_NO_DEVICE, "ordinal");
     if common::on_cuda() {
         for ordinal in [-1, 4096] {
             refused(create_with(NVTE_DEVICE_CUDA, ordinal, ptr::null(), &mut ctx), NVTE_ERROR_NO_DEVICE, "ordinal");

@@ -7,7 +7,7 @@ mod parallel;
 mod simd;
 mod view;
 
-use std::alloc::Layout;
+use std::{alloc::Layout, fmt::Display};
 
 use crate::{
     backend::Backend,
@@ -59,7 +59,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn check_pointer(&self, _argument: &str, _ptr: Ptr) -> Result<()> {
+    fn check_pointer(&self, _argument: &dyn Display, _ptr: Ptr) -> Result<()> {
         Ok(())
     }
 

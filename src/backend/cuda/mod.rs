@@ -12,7 +12,7 @@ mod nvrtc;
 mod sources;
 pub mod testing;
 
-use std::ptr;
+use std::{fmt::Display, ptr};
 
 use crate::{
     backend::Backend,
@@ -140,7 +140,7 @@ impl Backend for CudaBackend {
         self.driver.check("cuStreamSynchronize", unsafe { (self.driver.stream_synchronize)(stream.0) })
     }
 
-    fn check_pointer(&self, argument: &str, p: Ptr) -> Result<()> {
+    fn check_pointer(&self, argument: &dyn Display, p: Ptr) -> Result<()> {
         const MEMORY_TYPE: i32 = 2;
         const DEVICE_ORDINAL: i32 = 9;
         const HOST: u32 = 1;
