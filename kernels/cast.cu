@@ -1,39 +1,209 @@
-// Casts to FP8: q = encode(f32(x) * scale), row-wise, transposed, or both, with the amax of x.
+// Casts to FP8: q = encode(f32(x) * scale), row-wise, transposed, or both, with the amax of x; and column sums of x beside it.
 //
-// x: [rows, cols] of IN with row stride ldx; q: [rows, cols], qt: [cols, rows] of OUT.
-// One block of 256 threads per 64 x 64 tile: x is read once, codes go out row-wise from registers and transposed through shared memory.
-// Bytes moved per element: sizeof(IN) + 1 per layout.
-#include "common/base.cuh"
+// x: [rows, cols] of IN with row stride ldx; q: [rows, cols], qt: [cols, rows] of OUT. Defines: IN, OUT, DBIAS (1: column sums).
+// One block of 256 threads per 128 x 128 tile: x is read once, codes go out row-wise from registers and transposed through shared
+// memory. Bytes moved per element: sizeof(IN) + 1 per layout; column sums add 4/128.
+//   cast_tile  16-byte accesses: every base and row stride is a multiple of 16 bytes (row-wise codes: of 8), cols of the load.
+//              Eight 16-byte loads per thread (f32: sixteen) are issued before anything waits: 128 KiB in flight per multiprocessor.
+//   cast_any   single elements, neighbouring lanes side by side: every other stride and alignment.
+// A contiguous tensor cast row-wise only arrives as rows of 128 (CastParams::last and ::tail take what is left over).
+//
+// Scale: read from a slot; or, for current scaling, made by every block from the partial amaxes that the amax kernel left. That costs a
+// block one round trip which overlaps its loads, and saves a launch. Tiles are then walked backwards, so that what the amax kernel read
+// last is still in the cache.
+#include "common/tile.cuh"
 
-#define TILE 64
+typedef Elem<IN>::T In;
+#define V TileVec<IN>::V
 
-extern "C" __global__ void __launch_bounds__(256) cast_to_fp8(const Elem<IN>::T *x, i64 ldx, u8 *q, i64 ldq, u8 *qt, i64 ldqt, i64 rows, i64 cols,
-                                                               const float *scale_slot, float *scale_inv_slot, float *amax_slot) {
-  __shared__ u8 tile[TILE][TILE + 4];
-  float scale = scale_slot ? *scale_slot : 1.0f;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0 && scale_inv_slot) *scale_inv_slot = reciprocal(scale);
-  i64 row0 = (i64)blockIdx.x * TILE, col0 = (i64)blockIdx.y * TILE;
-  u32 tx = threadIdx.x & 63, ty = threadIdx.x >> 6, amax = 0;
-#pragma unroll 4
-  for (u32 r = ty; r < TILE; r += 4) {
-    i64 row = row0 + r, col = col0 + tx;
-    if (row < rows && col < cols) {
-      float v = Elem<IN>::load(x[row * ldx + col]);
+struct CastParams {
+  const In *x;
+  u8 *q, *qt;
+  float *scale, *scale_inv, *amax;
+  const u32 *partials;  // current scaling: partial amaxes as bits; else null
+  float *sums;          // [row tiles, cols]
+  i64 ldx, ldq, ldqt, rows, cols;
+  i64 last;             // columns of the last row
+  u32 col_tiles, partial_count;
+  u32 tail;             // elements behind the last row
+  u32 power_of_two, empty;
+  float margin_factor, epsilon;
+  u32 pad;
+};
+
+// The scale of this launch, for all threads. Block 0 writes the slots. Holds barriers.
+DEVICE float scale_of(const CastParams &p) {
+  bool first = blockIdx.x == 0 && threadIdx.x == 0;
+  if (!p.partials) {
+    float scale = p.scale ? *p.scale : 1.0f;
+    if (first && p.scale_inv) *p.scale_inv = reciprocal(scale);
+    return scale;
+  }
+  __shared__ float shared_scale;
+  u32 bits = 0;
+  for (u32 i = threadIdx.x; i < p.partial_count; i += TILE_THREADS) bits = umax(bits, p.partials[i]);
+  bits = block_max<TILE_THREADS>(bits);
+  if (threadIdx.x == 0) {
+    float amax = float_of(bits > 0x7F800000u ? 0x7FFFFFFFu : bits);
+    float scale = p.empty ? 1.0f : scale_from_amax(amax, FP8_MAX(OUT), p.margin_factor, p.epsilon, p.power_of_two != 0, 1.0f);
+    shared_scale = scale;
+    if (first) {
+      if (p.amax) *p.amax = amax;
+      if (p.scale) *p.scale = scale;
+      if (p.scale_inv) *p.scale_inv = reciprocal(scale);
+    }
+  }
+  __syncthreads();
+  return shared_scale;
+}
+
+DEVICE void finish_amax(const CastParams &p, u32 amax) {
+  if (p.partials || !p.amax) return;
+  amax = block_max<TILE_THREADS>(amax);
+  if (threadIdx.x == 0 && amax) record_amax(p.amax, amax);
+}
+
+DEVICE u32 tile_index(const CastParams &p) { return p.partials ? gridDim.x - 1 - blockIdx.x : blockIdx.x; }
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4) cast_tile(const __grid_constant__ CastParams p) {
+  __shared__ Vec16 shared[TILE * TILE / 16];
+  u8 *tile = (u8 *)shared;
+  u32 index = tile_index(p);
+  i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * TILE, row = row0 + tile_row();
+  const int N = 8 / V;  // loads per row
+  Vec16 raw[8][N];
+  i64 rows_here[N];     // rows in which the load lies inside the tensor
+#pragma unroll
+  for (int n = 0; n < N; n++) {
+    i64 c = col0 + tile_col<V>(n);
+    rows_here[n] = c >= p.cols ? 0 : c < p.last ? p.rows : p.rows - 1;
+    const In *from = p.x + row * p.ldx + c;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      raw[i][n] = Vec16{{0, 0, 0, 0}};
+      if (row + i < rows_here[n]) raw[i][n] = ld16_stream(from + i * p.ldx);
+    }
+  }
+  float scale = scale_of(p);
+  u32 amax = 0, code[8][2];
+#if DBIAS
+  float sum[8] = {};
+#endif
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    float v[8];
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        if (V == 8) unpack2<IN>(raw[i][n].w[w], v[2 * w], v[2 * w + 1]);
+        else v[4 * n + w] = float_of(raw[i][n].w[w]);
+      }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      amax = umax(amax, abs_bits(v[j]));
+#if DBIAS
+      sum[j] += v[j];
+#endif
+    }
+    code[i][0] = f32x4_to_fp8x4<OUT>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
+    code[i][1] = f32x4_to_fp8x4<OUT>(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale);
+  }
+  if (p.q) {
+    u8 *to = p.q + row * p.ldq + col0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      if (V == 8) {
+        Vec8 both = {{code[i][0], code[i][1]}};
+        if (row + i < rows_here[0]) st8(to + i * p.ldq + tile_col<V>(0), both);
+      } else {
+#pragma unroll
+        for (int n = 0; n < N; n++)
+          if (row + i < rows_here[n]) st4(to + i * p.ldq + tile_col<V>(n), code[i][n]);
+      }
+    }
+    if (index == gridDim.x - 1 && threadIdx.x < p.tail) {
+      i64 at = (p.rows - 1) * TILE + p.last + threadIdx.x;
+      float v = Elem<IN>::load(p.x[at]);
       amax = umax(amax, abs_bits(v));
-      u8 code = f32_to_fp8<OUT>(v * scale);
-      if (q) q[row * ldq + col] = code;
-      tile[r][tx] = code;
+      p.q[at] = f32_to_fp8<OUT>(v * scale);
     }
   }
-  if (qt) {
+#if DBIAS
+  // Sixteen row groups per column: two meet in a shuffle, the eight warps in shared memory.
+  {
+    float *part = (float *)shared;
+    u32 warp = threadIdx.x >> 5;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      sum[j] += __shfl_xor_sync(0xFFFFFFFFu, sum[j], 16);
+      if ((threadIdx.x & 16) == 0) part[warp * TILE + tile_col<V>(j >> 2) + (j & 3)] = sum[j];
+    }
     __syncthreads();
-    for (u32 c = ty; c < TILE; c += 4) {
-      i64 row = row0 + tx, col = col0 + c;
-      if (row < rows && col < cols) qt[col * ldqt + row] = tile[tx][c];
+    i64 col = col0 + threadIdx.x;
+    if (threadIdx.x < TILE && col < p.cols) {
+      float total = 0.0f;
+#pragma unroll
+      for (int w = 0; w < 8; w++) total += part[w * TILE + threadIdx.x];
+      p.sums[row0 / TILE * p.cols + col] = total;
+    }
+    __syncthreads();
+  }
+#endif
+  if (p.qt) {
+    tile_put<V>(tile, code);
+    __syncthreads();
+    tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols);
+  }
+  finish_amax(p, amax);
+}
+
+// Tile of 128 rows x 64 columns: thread t takes column t % 64 of every fourth row.
+#define ANY_COLS 64
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS) cast_any(const __grid_constant__ CastParams p) {
+  __shared__ u8 tile[TILE][ANY_COLS + 4];  // pitch of 17 words: reads down a column touch every bank once
+  u32 index = tile_index(p), tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
+  i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * ANY_COLS, col = col0 + tx;
+  // Rows of this tile in which this thread's column exists.
+  i64 rows_here = imin(TILE, (col >= p.cols ? 0 : col < p.last ? p.rows : p.rows - 1) - row0);
+  float scale = scale_of(p);
+  u32 amax = 0;
+#if DBIAS
+  float sum = 0.0f;
+#endif
+  const In *from = p.x + (row0 + ty) * p.ldx + col;
+  u8 *to = p.q ? p.q + (row0 + ty) * p.ldq + col : 0;
+#pragma unroll 1
+  for (u32 r = ty; r < TILE; r += 32, from += 32 * p.ldx, to += p.q ? 32 * p.ldq : 0) {
+    float v[8];
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) v[i] = r + 4 * i < rows_here ? Elem<IN>::load(from[4 * i * p.ldx]) : 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+      amax = umax(amax, abs_bits(v[i]));
+#if DBIAS
+      sum += v[i];
+#endif
+      u8 code = f32_to_fp8<OUT>(v[i] * scale);
+      tile[r + 4 * i][tx] = code;
+      if (p.q && r + 4 * i < rows_here) to[4 * i * p.ldq] = code;
     }
   }
-  if (amax_slot) {
-    amax = block_max<256>(amax);
-    if (threadIdx.x == 0 && amax) record_amax(amax_slot, amax);
+#if DBIAS
+  {
+    __shared__ float part[4][ANY_COLS];
+    part[ty][tx] = sum;
+    __syncthreads();
+    if (ty == 0 && col < p.cols) p.sums[row0 / TILE * p.cols + col] = part[0][tx] + part[1][tx] + part[2][tx] + part[3][tx];
   }
+#endif
+  if (p.qt) {
+    __syncthreads();
+    u32 r = threadIdx.x & (TILE - 1);
+    i64 width = imin(ANY_COLS, p.cols - col0);
+    if (row0 + r < p.rows)
+      for (u32 c = threadIdx.x / TILE; c < width; c += 2) p.qt[(col0 + c) * p.ldqt + row0 + r] = tile[r][c];
+  }
+  finish_amax(p, amax);
 }

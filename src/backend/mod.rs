@@ -37,12 +37,19 @@ pub(crate) trait Backend: Send + Sync {
     unsafe fn download(&self, bytes: &mut [u8], from: Ptr) -> Result<()>;
     unsafe fn fill(&self, to: Ptr, byte: u8, bytes: usize, stream: Stream) -> Result<()>;
 
-    unsafe fn cast_to_fp8(&self, args: &ops::cast::CastArgs, stream: Stream) -> Result<()>;
-
     /// A function of types, sizes, strides and layouts, and of which pointers are null and which multiples of 16.
     fn gemm_workspace(&self, problem: &ops::gemm::Problem) -> u64;
     unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()>;
     unsafe fn gemm_prepare(&self, problem: &ops::gemm::Problem, candidates: u32, stream: Stream) -> Result<()>;
     fn gemm_plans_export(&self) -> String;
     fn gemm_plans_import(&self, text: &str) -> Result<()>;
+    /// Bytes at the start of a workspace in which an amax is reduced.
+    fn amax_workspace(&self) -> u64;
+    /// Bytes in which column sums of `[rows, cols]` are reduced.
+    fn dbias_workspace(&self, rows: i64, cols: i64) -> u64;
+    unsafe fn cast(&self, job: &ops::cast::CastJob, stream: Stream) -> Result<()>;
+    unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()>;
+    unsafe fn dequantize(&self, args: &ops::dequantize::DequantizeArgs, stream: Stream) -> Result<()>;
+    unsafe fn fp8_transpose(&self, args: &ops::dequantize::TransposeArgs, stream: Stream) -> Result<()>;
+    unsafe fn scaling_update(&self, args: &ops::scaling::ScalingUpdateArgs, stream: Stream) -> Result<()>;
 }

@@ -52,6 +52,14 @@ table! {
     context::nvte_context_synchronize,
     info::nvte_capability,
     cast::nvte_cast_to_fp8,
+    cast::nvte_cast_to_fp8_current_workspace,
+    cast::nvte_cast_to_fp8_current,
+    cast::nvte_cast_dbias_workspace,
+    cast::nvte_cast_dbias,
+    amax::nvte_amax,
+    dequantize::nvte_dequantize,
+    dequantize::nvte_fp8_transpose,
+    scaling::nvte_scaling_update,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

@@ -2,10 +2,13 @@
 //!
 //! Signatures stand in plain sight (cbindgen does not expand macros); `include/nvte.h` is generated from this folder.
 
+pub mod amax;
 pub mod api;
 pub mod cast;
 pub mod context;
+pub mod dequantize;
 mod guard;
 mod handle;
 pub mod info;
+pub mod scaling;
 pub mod types;

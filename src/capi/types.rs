@@ -206,6 +206,28 @@ pub(crate) unsafe fn tensor(name: &str, p: *const nvte_tensor_t) -> Result<Tenso
     })
 }
 
+/// An `int32_t` that is 0 or 1.
+pub(crate) fn flag(name: &str, v: i32) -> Result<bool> {
+    match v {
+        0 => Ok(false),
+        1 => Ok(true),
+        other => Err(Error::argument(Status::InvalidEnum, name, other, "must be 0 or 1")),
+    }
+}
+
+/// Writes a result of a query.
+///
+/// # Safety
+/// `p` is null or writable.
+pub(crate) unsafe fn out<T>(name: &str, p: *mut T, v: T) -> Result<()> {
+    if p.is_null() {
+        return Err(Error::argument(Status::NullPointer, name, "NULL", "is required"));
+    }
+    // SAFETY: by contract.
+    unsafe { p.write(v) };
+    Ok(())
+}
+
 /// A stream as passed.
 pub(crate) fn stream(s: nvte_stream_t) -> Stream {
     Stream(s)

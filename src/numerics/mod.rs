@@ -10,5 +10,5 @@ pub use e8m0::E8m0;
 pub use fp8::{Fp8Format, E4M3, E5M2};
 pub(crate) use recipe::{check_epsilon, check_margin, format_max};
 pub use recipe::{AmaxComputeAlgo, DelayedScaling, Float8CurrentScaling, Format, Recipe};
-pub use scaling::{amax_bits, scale_from_amax, update_slot, ScaleRule, SlotUpdate};
-pub use sixteen::{bf16_from_f32, f16_from_f32, f32_canonical};
+pub use scaling::{amax_bits, canonical_amax, scale_from_amax, update_slot, ScaleRule, SlotUpdate};
+pub use sixteen::{bf16_from_f32, f16_from_f32, f16_to_f32, f32_canonical};

@@ -8,6 +8,17 @@ pub fn amax_bits(v: f32) -> u32 {
     v.to_bits() & 0x7FFF_FFFF
 }
 
+/// The bit pattern under which an amax is written: of NaN only one, since conversions and arithmetic give it different payloads on
+/// different processors.
+#[inline(always)]
+pub fn canonical_amax(bits: u32) -> u32 {
+    if bits > 0x7F80_0000 {
+        0x7FFF_FFFF
+    } else {
+        bits
+    }
+}
+
 /// How a scale follows from an amax.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScaleRule {

@@ -20,6 +20,17 @@ pub fn f16_from_f32(v: f32) -> f16 {
     }
 }
 
+/// The exact value of a binary16. Branch-free, so that a loop over it vectorises.
+#[inline(always)]
+pub fn f16_to_f32(v: f16) -> f32 {
+    let h = u32::from(v.to_bits());
+    let (sign, abs) = ((h & 0x8000) << 16, h & 0x7FFF);
+    // Exponent and mantissa in place, then 2^112 moves the bias from 15 to 127; subnormals come out right because f32 has room for them.
+    let finite = (f32::from_bits(abs << 13) * f32::from_bits((127 + 112) << 23)).to_bits();
+    let special = 0x7F80_0000 | abs << 13;
+    f32::from_bits(sign | if abs >= 0x7C00 { special } else { finite })
+}
+
 /// `v`, with every NaN as 0x7FFFFFFF.
 #[inline(always)]
 pub fn f32_canonical(v: f32) -> f32 {

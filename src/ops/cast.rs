@@ -1,10 +1,11 @@
-//! Casts to FP8 and what goes with them.
+//! Casts to FP8: given scale, current scaling, and with the bias gradient beside it.
 
 use super::check;
 use crate::{
     context::{Context, Stream},
     error::{Error, Result, Status},
-    tensor::TensorView,
+    numerics::{check_epsilon, check_margin, format_max, Float8CurrentScaling, ScaleRule},
+    tensor::{DType, Ptr, TensorView},
 };
 
 /// Arguments of [`cast_to_fp8`].
@@ -16,6 +17,87 @@ pub struct CastArgs {
     pub output: TensorView,
 }
 
+/// How current scaling makes its scale from the tensor's own amax.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CurrentScaling {
+    /// The scale is divided by 2^margin.
+    pub margin: i32,
+    /// Floor of the amax.
+    pub epsilon: f32,
+    /// Round the scale down to a power of two.
+    pub power_of_two: bool,
+}
+
+impl From<&Float8CurrentScaling> for CurrentScaling {
+    fn from(r: &Float8CurrentScaling) -> Self {
+        Self { margin: r.margin, epsilon: r.epsilon, power_of_two: r.power_of_two }
+    }
+}
+
+impl CurrentScaling {
+    fn rule(&self, output: DType) -> Result<ScaleRule> {
+        check_margin(self.margin)?;
+        check_epsilon(self.epsilon)?;
+        Ok(ScaleRule { format_max: format_max(output), margin: self.margin, epsilon: self.epsilon, power_of_two: self.power_of_two })
+    }
+}
+
+/// Arguments of [`cast_to_fp8_current`].
+#[derive(Clone, Copy, Debug)]
+pub struct CurrentCastArgs {
+    /// f32, f16 or bf16 `[rows, cols]`, row-wise.
+    pub input: TensorView,
+    /// FP8 `[rows, cols]`: row-wise, transposed or both; `amax`, `scale` and `scale_inv` are written where not null.
+    pub output: TensorView,
+    /// How the scale follows from the amax.
+    pub scaling: CurrentScaling,
+    /// Scratch memory, aligned to 16 bytes.
+    pub workspace: Ptr,
+    /// Its size: at least [`cast_to_fp8_current_workspace`].
+    pub workspace_bytes: u64,
+}
+
+/// Arguments of [`cast_dbias`].
+#[derive(Clone, Copy, Debug)]
+pub struct CastDbiasArgs {
+    /// The gradient: f32, f16 or bf16 `[rows, cols]`, row-wise.
+    pub input: TensorView,
+    /// FP8 `[rows, cols]` as in [`cast_to_fp8`]; `None`: only the bias gradient is wanted.
+    pub output: Option<TensorView>,
+    /// Take the scale from the tensor's own amax (then `amax`, `scale` and `scale_inv` are written); `None`: as in [`cast_to_fp8`].
+    pub current: Option<CurrentScaling>,
+    /// Column sums of the input, `[cols]`.
+    pub dbias: Ptr,
+    /// f32, f16 or bf16.
+    pub dbias_dtype: DType,
+    /// Add to what `dbias` holds instead of replacing it.
+    pub accumulate: bool,
+    /// Scratch memory, aligned to 16 bytes.
+    pub workspace: Ptr,
+    /// Its size: at least [`cast_dbias_workspace`].
+    pub workspace_bytes: u64,
+}
+
+/// Where the column sums of the input go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BiasGradient {
+    pub(crate) ptr: Ptr,
+    pub(crate) dtype: DType,
+    pub(crate) accumulate: bool,
+}
+
+/// One validated cast, whatever it was called by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CastJob {
+    pub(crate) input: TensorView,
+    /// Both layouts null: nothing is cast.
+    pub(crate) output: TensorView,
+    /// Current scaling.
+    pub(crate) current: Option<ScaleRule>,
+    pub(crate) dbias: Option<BiasGradient>,
+    pub(crate) workspace: Ptr,
+}
+
 /// `q = encode(f32(x) * scale)`, one rounding, saturating (NUMERICS section 2), into the layouts that are present.
 ///
 /// Writes `1/scale` to `output.scale_inv` and records the amax of the input in `output.amax` where those are not null.
@@ -23,15 +105,88 @@ pub struct CastArgs {
 /// # Safety
 /// See [the module](super).
 pub unsafe fn cast_to_fp8(ctx: &Context, args: &CastArgs, stream: Stream) -> Result<()> {
-    let (x, q, b) = (&args.input, &args.output, ctx.backend());
+    let (read, written) = cast_layouts(ctx, &args.input, &args.output)?;
+    check::disjoint(&[read], &written)?;
+    let job = CastJob { input: args.input, output: args.output, current: None, dbias: None, workspace: Ptr::NULL };
+    // SAFETY: validated; the caller vouches for the pointers.
+    unsafe { ctx.backend().cast(&job, stream) }
+}
+
+/// Bytes of workspace that [`cast_to_fp8_current`] needs, whatever the shape.
+pub fn cast_to_fp8_current_workspace(ctx: &Context) -> u64 {
+    ctx.backend().amax_workspace()
+}
+
+/// Current scaling in one call: the amax of the input, the scale from it (NUMERICS section 4, previous = 1), then the cast.
+///
+/// Writes (not records) `amax`, `scale` and `scale_inv` of the output where those are not null; for an empty tensor 0, 1 and 1.
+///
+/// # Safety
+/// See [the module](super).
+pub unsafe fn cast_to_fp8_current(ctx: &Context, args: &CurrentCastArgs, stream: Stream) -> Result<()> {
+    let (read, written) = cast_layouts(ctx, &args.input, &args.output)?;
+    let rule = args.scaling.rule(args.output.dtype)?;
+    let scratch = check::workspace_range(ctx.backend(), args.workspace, args.workspace_bytes, cast_to_fp8_current_workspace(ctx))?;
+    check::disjoint(&[read], &[written[0], written[1], scratch])?;
+    let job = CastJob { input: args.input, output: args.output, current: Some(rule), dbias: None, workspace: args.workspace };
+    // SAFETY: validated; the caller vouches for the pointers.
+    unsafe { ctx.backend().cast(&job, stream) }
+}
+
+/// Bytes of workspace that [`cast_dbias`] needs for an input of this shape.
+pub fn cast_dbias_workspace(ctx: &Context, rows: i64, cols: i64) -> Result<u64> {
+    let shape = TensorView::new(DType::F32, Ptr::NULL, rows, cols);
+    check::sizes("input", &shape)?;
+    // Far above any memory, and far from overflow.
+    if check::extent("input", DType::F32, rows, cols, cols)? > 1 << 60 {
+        return Err(Error::argument(Status::SizeOverflow, "input", format!("[{rows}, {cols}]"), "its size in bytes must fit 60 bits"));
+    }
+    Ok(ctx.backend().amax_workspace() + ctx.backend().dbias_workspace(rows, cols))
+}
+
+/// A cast to FP8 with the bias gradient in the same pass: `dbias[c] = sum over r of input[r, c]`, in f32, in an order that depends on
+/// nothing but shape and layout. With no rows the sums are 0.
+///
+/// # Safety
+/// See [the module](super).
+pub unsafe fn cast_dbias(ctx: &Context, args: &CastDbiasArgs, stream: Stream) -> Result<()> {
+    let (b, x) = (ctx.backend(), &args.input);
+    let (read, written, output) = match &args.output {
+        Some(q) => {
+            let (read, written) = cast_layouts(ctx, x, q)?;
+            (read, written, *q)
+        }
+        None => {
+            check::dtype("input", x, check::HIGH)?;
+            let read = check::rowwise(b, "input", x)?;
+            let absent = check::Range { name: "output", start: 0, end: 0 };
+            (read, [absent; 2], TensorView::new(DType::E4m3, Ptr::NULL, x.rows, x.cols))
+        }
+    };
+    let current = match (&args.current, &args.output) {
+        (Some(c), Some(q)) => Some(c.rule(q.dtype)?),
+        (Some(_), None) => return Err(Error::argument(Status::Unsupported, "current", "set", "needs an output to scale")),
+        (None, _) => None,
+    };
+    let vector = TensorView::new(args.dbias_dtype, args.dbias, 1, x.cols);
+    check::dtype("dbias", &vector, check::HIGH)?;
+    let sums = check::vector(b, "dbias", args.dbias, args.dbias_dtype, x.cols, false)?;
+    let needed = cast_dbias_workspace(ctx, x.rows, x.cols)?;
+    let scratch = check::workspace_range(b, args.workspace, args.workspace_bytes, needed)?;
+    check::disjoint(&[read], &[written[0], written[1], sums, scratch])?;
+    let dbias = BiasGradient { ptr: args.dbias, dtype: args.dbias_dtype, accumulate: args.accumulate };
+    let job = CastJob { input: *x, output, current, dbias: Some(dbias), workspace: args.workspace };
+    // SAFETY: validated; the caller vouches for the pointers.
+    unsafe { b.cast(&job, stream) }
+}
+
+/// Checks both sides of a cast. Returns the range read and those written.
+fn cast_layouts(ctx: &Context, x: &TensorView, q: &TensorView) -> Result<(check::Range, [check::Range; 2])> {
     check::dtype("input", x, check::HIGH)?;
     check::dtype("output", q, check::FP8)?;
-    let read = check::rowwise(b, "input", x)?;
+    let read = check::rowwise(ctx.backend(), "input", x)?;
     check::same_shape("output", q, "input", x)?;
-    let written = fp8_output(ctx, "output", q)?;
-    check::disjoint(&[read], &written)?;
-    // SAFETY: validated; the caller vouches for the pointers.
-    unsafe { b.cast_to_fp8(args, stream) }
+    Ok((read, fp8_output(ctx, "output", q)?))
 }
 
 /// Checks an FP8 output: at least one layout, and its slots. Returns the ranges written.

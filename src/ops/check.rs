@@ -173,3 +173,10 @@ pub(crate) fn workspace(backend: &dyn Backend, p: Ptr, bytes: u64, needed: u64) 
     }
     required(backend, "workspace", p, 16)
 }
+
+/// The workspace as a range, for the check that nothing overlaps it.
+pub(crate) fn workspace_range(backend: &dyn Backend, p: Ptr, bytes: u64, needed: u64) -> Result<Range> {
+    workspace(backend, p, bytes, needed)?;
+    let end = if needed == 0 { p.0 } else { p.0.saturating_add(needed) };
+    Ok(Range { name: "workspace", start: p.0, end })
+}

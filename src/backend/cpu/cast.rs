@@ -1,14 +1,16 @@
 //! Casts to FP8 on the CPU.
 
 use super::{
+    amax,
     element::{with_fp8, with_high, Element},
-    parallel::Threads,
+    parallel::{Grid, Threads},
     simd::multiversion,
+    transpose::{put_transposed, BLOCK},
     view::{Matrix, Slot},
 };
 use crate::{
-    numerics::{amax_bits, Fp8Format},
-    ops::cast::CastArgs,
+    numerics::{amax_bits, canonical_amax, scale_from_amax, Fp8Format},
+    ops::cast::{BiasGradient, CastJob},
     tensor::TensorView,
 };
 
@@ -25,62 +27,111 @@ multiversion! {
     }
 }
 
-/// Rows in a piece: about 64 Ki elements, so that threads share evenly and a piece stays in cache.
-fn grain(cols: i64) -> usize {
-    (65_536 / cols.max(1)).clamp(1, 4096) as usize
+multiversion! {
+    /// Adds a run of elements to sums.
+    fn add_run<T: Element>(x: &[T], sums: &mut [f32]) -> () {
+        for (s, v) in sums.iter_mut().zip(x) {
+            *s += v.load();
+        }
+    }
 }
 
 /// # Safety
 /// Arguments validated, pointers live.
-pub(super) unsafe fn cast_to_fp8(threads: &Threads, a: &CastArgs) {
+pub(super) unsafe fn cast(threads: &Threads, job: &CastJob) {
+    let (x, q) = (&job.input, &job.output);
     // SAFETY: forwarded contract.
     unsafe {
-        let scale = Slot(a.output.scale).read_or(1.0);
-        with_high!(a.input.dtype, T => with_fp8!(a.output.dtype, F => cast::<T, F>(threads, &a.input, &a.output, scale)));
-        Slot(a.output.scale_inv).write(1.0 / scale);
+        let scale = match &job.current {
+            None => Slot(q.scale).read_or(1.0),
+            Some(rule) => {
+                let amax = f32::from_bits(canonical_amax(amax::of(threads, x.dtype, x)));
+                let scale = if x.is_empty() { 1.0 } else { scale_from_amax(amax, rule, 1.0) };
+                Slot(q.amax).write(amax);
+                Slot(q.scale).write(scale);
+                scale
+            }
+        };
+        let amax = with_high!(x.dtype, T => {
+            if let Some(b) = &job.dbias {
+                with_high!(b.dtype, B => column_sums::<T, B>(threads, x, b));
+            }
+            with_fp8!(q.dtype, F => codes::<T, F>(threads, x, q, scale))
+        });
+        Slot(q.scale_inv).write(1.0 / scale);
+        if job.current.is_none() {
+            Slot(q.amax).record(amax);
+        }
     }
 }
 
-unsafe fn cast<T: Element, F: Fp8Format>(threads: &Threads, x: &TensorView, q: &TensorView, scale: f32) {
-    if x.is_empty() {
-        return;
-    }
-    let (cols, rows) = (x.cols as usize, x.rows as usize);
+/// Casts into the layouts that are present; returns the amax as bits.
+///
+/// # Safety
+/// Live matrices of these types.
+unsafe fn codes<T: Element, F: Fp8Format>(threads: &Threads, x: &TensorView, q: &TensorView, scale: f32) -> u32 {
     let input = Matrix::<T>::new(x.data, x.ld, x.cols);
     let out = Matrix::<u8>::new(q.data, q.ld, q.cols);
     let out_t = Matrix::<u8>::new(q.data_t, q.ld_t, q.rows);
     let (row_wise, transposed) = (!q.data.is_null(), !q.data_t.is_null());
-    let amax = threads.map(rows, grain(x.cols).next_multiple_of(8), |piece| {
+    if !row_wise && !transposed {
+        return 0;
+    }
+    let pieces = Grid::new(x.rows as usize, x.cols as usize).map(threads, |rows, cols| {
         let mut amax = 0;
-        let mut scratch = vec![0u8; if transposed { cols * 8 } else { 0 }];
-        // Eight rows at a time, so that the transposed copy is written in runs of eight bytes.
-        for block in piece.clone().step_by(8) {
-            let n = (piece.end - block).min(8);
-            for r in 0..n {
-                // SAFETY: the row exists, and only this piece writes its outputs.
-                unsafe {
-                    let x = input.row(block + r);
-                    let m = match row_wise {
-                        true => encode_run::<T, F>(x, scale, out.row_mut(block + r)),
-                        false => encode_run::<T, F>(x, scale, &mut scratch[r * cols..(r + 1) * cols]),
-                    };
-                    amax = m.max(amax);
-                    if row_wise && transposed {
-                        scratch[r * cols..(r + 1) * cols].copy_from_slice(out.row(block + r));
-                    }
-                }
+        if !transposed {
+            for r in rows {
+                // SAFETY: parts of existing rows; only this piece writes its output.
+                let m =
+                    unsafe { encode_run::<T, F>(input.part(r, cols.start, cols.len()), scale, out.part_mut(r, cols.start, cols.len())) };
+                amax = m.max(amax);
             }
-            if transposed {
-                for c in 0..cols {
-                    for r in 0..n {
-                        // SAFETY: element (c, block + r) of the transposed copy belongs to this piece.
-                        unsafe { out_t.set(c, block + r, scratch[r * cols + c]) }
+            return amax;
+        }
+        let mut block = [0; BLOCK * BLOCK];
+        for r0 in rows.clone().step_by(BLOCK) {
+            for c0 in cols.clone().step_by(BLOCK) {
+                let (height, width) = ((rows.end - r0).min(BLOCK), (cols.end - c0).min(BLOCK));
+                for r in 0..height {
+                    let codes = &mut block[r * BLOCK..][..width];
+                    // SAFETY: a part of an existing row.
+                    amax = encode_run::<T, F>(unsafe { input.part(r0 + r, c0, width) }, scale, codes).max(amax);
+                    if row_wise {
+                        // SAFETY: only this piece writes its output.
+                        unsafe { out.part_mut(r0 + r, c0, width) }.copy_from_slice(codes);
                     }
                 }
+                // SAFETY: as above.
+                unsafe { put_transposed(&block, height, width, &out_t, c0, r0) }
             }
         }
         amax
     });
-    // SAFETY: the slot is the caller's.
-    unsafe { Slot(q.amax).record(amax.into_iter().max().unwrap_or(0)) }
+    pieces.into_iter().max().unwrap_or(0)
+}
+
+/// Column sums in f32: over 128 rows at a time, then over those partial sums.
+///
+/// # Safety
+/// A live matrix and a live vector of these types.
+unsafe fn column_sums<T: Element, B: Element>(threads: &Threads, x: &TensorView, b: &BiasGradient) {
+    const ROWS: usize = 128;
+    const COLUMNS: usize = 256;
+    let input = Matrix::<T>::new(x.data, x.ld, x.cols);
+    let out = Matrix::<B>::new(b.ptr, x.cols, x.cols);
+    threads.map(x.cols as usize, COLUMNS, |cols| {
+        let (mut total, mut part) = ([0f32; COLUMNS], [0f32; COLUMNS]);
+        for r in 0..x.rows as usize {
+            // SAFETY: a part of an existing row.
+            add_run::<T>(unsafe { input.part(r, cols.start, cols.len()) }, &mut part);
+            if (r + 1) % ROWS == 0 || r + 1 == x.rows as usize {
+                add_run::<f32>(&part, &mut total);
+                part.fill(0.0);
+            }
+        }
+        // SAFETY: only this piece writes these columns.
+        for (o, s) in unsafe { out.part_mut(0, cols.start, cols.len()) }.iter_mut().zip(total) {
+            *o = B::store(if b.accumulate { o.load() + s } else { s });
+        }
+    });
 }

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use crate::numerics::{bf16_from_f32, f16_from_f32, f32_canonical};
+use crate::numerics::{bf16_from_f32, f16_from_f32, f16_to_f32, f32_canonical};
 
 /// A high-precision element: read exactly as f32, written with one rounding (NaN as the hardware writes it).
 pub(crate) trait Element: Copy + Send + Sync + 'static {
@@ -24,7 +24,7 @@ impl Element for f32 {
 impl Element for f16 {
     #[inline(always)]
     fn load(self) -> f32 {
-        f32::from(self)
+        f16_to_f32(self)
     }
     #[inline(always)]
     fn store(v: f32) -> Self {

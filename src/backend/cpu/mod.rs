@@ -1,10 +1,14 @@
 //! The CPU back end: the reference and the embedded default. Simple, exact, multi-threaded.
 
+mod amax;
 mod cast;
+mod dequantize;
 mod element;
 mod gemm;
 mod parallel;
+mod scaling;
 mod simd;
+mod transpose;
 mod view;
 
 use std::{alloc::Layout, fmt::Display};
@@ -97,10 +101,50 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    unsafe fn cast_to_fp8(&self, args: &ops::cast::CastArgs, stream: Stream) -> Result<()> {
+    fn amax_workspace(&self) -> u64 {
+        0
+    }
+
+    fn dbias_workspace(&self, _rows: i64, _cols: i64) -> u64 {
+        0
+    }
+
+    unsafe fn cast(&self, job: &ops::cast::CastJob, stream: Stream) -> Result<()> {
         if !stream.is_prepare() {
             // SAFETY: forwarded contract.
-            unsafe { cast::cast_to_fp8(&self.threads, args) }
+            unsafe { cast::cast(&self.threads, job) }
+        }
+        Ok(())
+    }
+
+    unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { amax::record(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn dequantize(&self, args: &ops::dequantize::DequantizeArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { dequantize::dequantize(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn fp8_transpose(&self, args: &ops::dequantize::TransposeArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { transpose::fp8_transpose(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn scaling_update(&self, args: &ops::scaling::ScalingUpdateArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { scaling::scaling_update(&self.threads, args) }
         }
         Ok(())
     }

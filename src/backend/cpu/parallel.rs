@@ -45,3 +45,34 @@ impl Threads {
         }
     }
 }
+
+/// How a matrix is cut into pieces of about 64 Ki elements: whole multiples of 64 rows and columns, so that transposed copies are written
+/// in runs of 64, and so that neither tall nor wide matrices end up on one thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grid {
+    rows: usize,
+    cols: usize,
+    row_step: usize,
+    col_step: usize,
+}
+
+impl Grid {
+    pub(crate) fn new(rows: usize, cols: usize) -> Self {
+        const ELEMENTS: usize = 65_536;
+        let row_step = (ELEMENTS / cols.max(1)).max(64).next_multiple_of(64).min(rows.max(1));
+        let col_step = (ELEMENTS / row_step).max(64).next_multiple_of(64).min(cols.max(1));
+        Self { rows, cols, row_step, col_step }
+    }
+
+    /// Calls `f` with the rows and columns of each piece; results in order.
+    pub(crate) fn map<R: Send>(&self, threads: &Threads, f: impl Fn(Range<usize>, Range<usize>) -> R + Send + Sync) -> Vec<R> {
+        if self.rows == 0 || self.cols == 0 {
+            return Vec::new();
+        }
+        let across = self.cols.div_ceil(self.col_step);
+        threads.map(self.rows.div_ceil(self.row_step) * across, 1, |i| {
+            let (r, c) = (i.start / across * self.row_step, i.start % across * self.col_step);
+            f(r..(r + self.row_step).min(self.rows), c..(c + self.col_step).min(self.cols))
+        })
+    }
+}

@@ -1,6 +1,6 @@
 //! Typed access to a caller's matrix.
 
-use crate::tensor::Ptr;
+use crate::{numerics::canonical_amax, tensor::Ptr};
 
 /// A matrix `[rows, cols]` with row stride `ld`, as raw memory of this process. Copies of it may be used from many threads as long as
 /// they write disjoint elements.
@@ -33,6 +33,24 @@ impl<T: Copy> Matrix<T> {
     pub(crate) unsafe fn row_mut<'a>(&self, row: usize) -> &'a mut [T] {
         // SAFETY: by contract.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.ld), self.cols) }
+    }
+
+    /// `len` elements of a row from column `col` on.
+    ///
+    /// # Safety
+    /// They lie in live memory that nobody writes meanwhile.
+    pub(crate) unsafe fn part<'a>(&self, row: usize, col: usize, len: usize) -> &'a [T] {
+        // SAFETY: by contract.
+        unsafe { std::slice::from_raw_parts(self.base.add(row * self.ld + col), len) }
+    }
+
+    /// `len` elements of a row from column `col` on.
+    ///
+    /// # Safety
+    /// They lie in live memory that nobody else touches meanwhile.
+    pub(crate) unsafe fn part_mut<'a>(&self, row: usize, col: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: by contract.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.ld + col), len) }
     }
 
     /// # Safety
@@ -74,7 +92,7 @@ impl Slot {
         }
     }
 
-    /// Records an amax: the maximum, as bit patterns, with what the slot holds; a NaN is recorded as 0x7FFFFFFF.
+    /// Records an amax: the maximum, as bit patterns, with what the slot holds. NaN is recorded as 0x7FFFFFFF, whatever its payload was.
     ///
     /// # Safety
     /// As [`Slot::write`].
@@ -83,7 +101,7 @@ impl Slot {
             // SAFETY: by contract.
             unsafe {
                 let p = self.0.as_ptr::<u32>();
-                p.write(p.read().max(if bits > 0x7F80_0000 { 0x7FFF_FFFF } else { bits }));
+                p.write(p.read().max(canonical_amax(bits)));
             }
         }
     }

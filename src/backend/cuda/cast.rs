@@ -1,55 +1,195 @@
-//! Casts to FP8 on CUDA: launches of `kernels/cast.cu`.
+//! Casts to FP8 on CUDA: launches of `kernels/cast.cu`, and of `kernels/dbias.cu` behind it.
 
 use super::{
+    amax,
     jit::KernelSpec,
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
+    tile::{vector, Layout, Walk, THREADS, TILE},
     CudaBackend,
 };
-use crate::{context::Stream, error::Result, ops::cast::CastArgs, tensor::DType};
+use crate::{
+    context::Stream,
+    error::Result,
+    ops::cast::{BiasGradient, CastJob},
+    tensor::{DType, Ptr},
+};
+
+const HIGH: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
 #[derive(Clone, Copy)]
 struct Cast {
     input: DType,
     output: DType,
+    dbias: bool,
+    aligned: bool,
 }
 
 impl KernelSpec for Cast {
     const SOURCE: SourceFile = SourceFile::Cast;
 
     fn id(&self) -> u64 {
-        self.input as u64 | (self.output as u64) << 4
+        self.input as u64 | (self.output as u64) << 4 | u64::from(self.dbias) << 8 | u64::from(self.aligned) << 9
     }
 
     fn defines(&self) -> Vec<String> {
-        vec![format!("IN={}", self.input as i32), format!("OUT={}", self.output as i32)]
+        vec![format!("IN={}", self.input as i32), format!("OUT={}", self.output as i32), format!("DBIAS={}", i32::from(self.dbias))]
     }
 
     fn entry(&self) -> &'static str {
-        "cast_to_fp8"
+        if self.aligned {
+            "cast_tile"
+        } else {
+            "cast_any"
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Dbias {
+    output: DType,
+}
+
+impl KernelSpec for Dbias {
+    const SOURCE: SourceFile = SourceFile::Dbias;
+
+    fn id(&self) -> u64 {
+        self.output as u64
+    }
+
+    fn defines(&self) -> Vec<String> {
+        vec![format!("OUT={}", self.output as i32)]
+    }
+
+    fn entry(&self) -> &'static str {
+        "dbias_finish"
     }
 }
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
-    for input in [DType::F32, DType::F16, DType::Bf16] {
+    for input in HIGH {
         for output in [DType::E4m3, DType::E5m2] {
-            all.push(Variant::of(&Cast { input, output }));
+            for dbias in [false, true] {
+                all.push(Variant::of(&Cast { input, output, dbias, aligned: true }));
+            }
         }
     }
+    all.extend(HIGH.map(|output| Variant::of(&Dbias { output })));
     all
+}
+
+/// `CastParams` of the kernel.
+#[repr(C)]
+struct Params {
+    x: Ptr,
+    q: Ptr,
+    qt: Ptr,
+    scale: Ptr,
+    scale_inv: Ptr,
+    amax: Ptr,
+    partials: Ptr,
+    sums: Ptr,
+    ldx: i64,
+    ldq: i64,
+    ldqt: i64,
+    rows: i64,
+    cols: i64,
+    last: i64,
+    col_tiles: u32,
+    partial_count: u32,
+    tail: u32,
+    power_of_two: u32,
+    empty: u32,
+    margin_factor: f32,
+    epsilon: f32,
+    pad: u32,
+}
+
+/// `DbiasParams` of the kernel.
+#[repr(C)]
+struct DbiasParams {
+    partials: Ptr,
+    out: Ptr,
+    count: i64,
+    cols: i64,
+    accumulate: u32,
+    pad: u32,
+}
+
+/// Rows whose sums the cast kernels leave as one partial row.
+fn partial_rows(rows: i64) -> i64 {
+    (rows as u64).div_ceil(TILE as u64).max(1) as i64
+}
+
+/// Bytes of the partial sums.
+pub(super) fn dbias_workspace(rows: i64, cols: i64) -> u64 {
+    partial_rows(rows) as u64 * cols as u64 * 4
 }
 
 /// # Safety
 /// Arguments validated, pointers live.
-pub(super) unsafe fn cast_to_fp8(backend: &CudaBackend, a: &CastArgs, stream: Stream) -> Result<()> {
+pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) -> Result<()> {
+    const ANY_COLS: i64 = 64;
     let queue = Queue::new(backend, stream)?;
-    let (x, q) = (&a.input, &a.output);
-    let tiles = |n: i64, limit: u64| blocks((n as u64).div_ceil(64).max(1), limit, "tiles of the tensor");
-    let launch = Launch::new([tiles(x.rows, 0x7FFF_FFFF)?, tiles(x.cols, 65_535)?, 1], 256);
-    let args = arguments![x.data, x.ld, q.data, q.ld, q.data_t, q.ld_t, x.rows, x.cols, q.scale, q.scale_inv, q.amax];
-    // SAFETY: the parameters of `cast_to_fp8` in their order; pointers live by contract.
-    unsafe { queue.launch(&Cast { input: x.dtype, output: q.dtype }, &launch, args) }
+    let (x, q) = (&job.input, &job.output);
+    let dbias = job.dbias.filter(|_| x.cols > 0);
+    let v = vector(x.dtype);
+    let row_wise = [Layout::new(x.data, x.ld, x.dtype, 16), Layout::new(q.data, q.ld, q.dtype, v as u64)];
+    let foldable = q.data_t.is_null() && dbias.is_none();
+    let mut walk = Walk::new(x.rows, x.cols, v, &row_wise, foldable, ANY_COLS);
+    walk.aligned &= Layout::new(q.data_t, q.ld_t, q.dtype, 16).aligned(x.cols);
+    let (col_tiles, all) = walk.tiles(TILE, if walk.aligned { TILE } else { ANY_COLS })?;
+    let (mut partials, mut partial_count) = (Ptr::NULL, 0);
+    if job.current.is_some() {
+        partials = job.workspace;
+        // SAFETY: forwarded contract; the workspace starts with room for the partials.
+        partial_count = unsafe { amax::partials(&queue, x, partials) }?;
+    }
+    let sums = if dbias.is_some() { job.workspace.offset(amax::WORKSPACE) } else { Ptr::NULL };
+    let params = Params {
+        x: x.data,
+        q: q.data,
+        qt: q.data_t,
+        scale: q.scale,
+        scale_inv: q.scale_inv,
+        amax: q.amax,
+        partials,
+        sums,
+        ldx: walk.stride(x.ld),
+        ldq: walk.stride(q.ld),
+        ldqt: q.ld_t,
+        rows: walk.rows,
+        cols: walk.cols,
+        last: walk.last,
+        col_tiles,
+        partial_count,
+        tail: walk.tail,
+        power_of_two: job.current.is_some_and(|c| c.power_of_two).into(),
+        empty: x.is_empty().into(),
+        margin_factor: job.current.map_or(1.0, |c| c.margin_factor()),
+        epsilon: job.current.map_or(0.0, |c| c.epsilon),
+        pad: 0,
+    };
+    let spec = Cast { input: x.dtype, output: q.dtype, dbias: dbias.is_some(), aligned: walk.aligned };
+    // SAFETY: the kernel's one parameter; pointers live by contract.
+    unsafe { queue.launch(&spec, &Launch::new([all, 1, 1], THREADS), arguments![params]) }?;
+    match &dbias {
+        // SAFETY: the partial sums are being written in stream order.
+        Some(b) => unsafe { finish_dbias(&queue, sums, partial_rows(x.rows), x.cols, b) },
+        None => Ok(()),
+    }
+}
+
+/// Adds up `count` partial rows of column sums.
+///
+/// # Safety
+/// `partials` is `[count, cols]` f32, the bias gradient `[cols]`, both live.
+unsafe fn finish_dbias(queue: &Queue<'_>, partials: Ptr, count: i64, cols: i64, b: &BiasGradient) -> Result<()> {
+    let params = DbiasParams { partials, out: b.ptr, count, cols, accumulate: b.accumulate.into(), pad: 0 };
+    let grid = blocks((cols as u64).div_ceil(32), 0x7FFF_FFFF, "columns")?;
+    // SAFETY: the kernel's one parameter; pointers live by contract.
+    unsafe { queue.launch(&Dbias { output: b.dtype }, &Launch::new([grid, 1, 1], THREADS), arguments![params]) }
 }

@@ -1,7 +1,9 @@
 //! The CUDA back end: the driver through a table of functions, kernels compiled by NVRTC, cuBLASLt where it serves.
 
+mod amax;
 mod cache;
 mod cast;
+mod dequantize;
 mod driver;
 mod gemm;
 pub(crate) mod info;
@@ -9,8 +11,10 @@ mod jit;
 mod launch;
 mod library;
 mod nvrtc;
+mod scaling;
 mod sources;
 pub mod testing;
+mod tile;
 
 use std::{fmt::Display, ptr};
 
@@ -205,9 +209,37 @@ impl Backend for CudaBackend {
         self.driver.check("cuMemsetD8Async", unsafe { (self.driver.memset_d8_async)(to.0, byte, bytes, stream.0) })
     }
 
-    unsafe fn cast_to_fp8(&self, args: &ops::cast::CastArgs, stream: Stream) -> Result<()> {
-        // SAFETY: forwarded contract.
-        unsafe { cast::cast_to_fp8(self, args, stream) }
+    fn amax_workspace(&self) -> u64 {
+        amax::WORKSPACE
+    }
+
+    fn dbias_workspace(&self, rows: i64, cols: i64) -> u64 {
+        cast::dbias_workspace(rows, cols)
+    }
+
+    unsafe fn cast(&self, job: &ops::cast::CastJob, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract, here and below.
+        unsafe { cast::cast(self, job, stream) }
+    }
+
+    unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { amax::record(self, args, stream) }
+    }
+
+    unsafe fn dequantize(&self, args: &ops::dequantize::DequantizeArgs, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { dequantize::dequantize(self, args, stream) }
+    }
+
+    unsafe fn fp8_transpose(&self, args: &ops::dequantize::TransposeArgs, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { dequantize::fp8_transpose(self, args, stream) }
+    }
+
+    unsafe fn scaling_update(&self, args: &ops::scaling::ScalingUpdateArgs, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { scaling::scaling_update(self, args, stream) }
     }
 
     fn gemm_workspace(&self, _problem: &ops::gemm::Problem) -> u64 {

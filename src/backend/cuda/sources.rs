@@ -27,6 +27,11 @@ sources! {
     GemmPack = "gemm_pack.cu",
     GemmSimt = "gemm_simt.cu",
     GemmSm90 = "gemm_sm90.cu",
+    Amax = "amax.cu",
+    Dbias = "dbias.cu",
+    Dequantize = "dequantize.cu",
+    Transpose = "transpose.cu",
+    Scaling = "scaling.cu",
 }
 
 /// What the files include, under the names they use.
@@ -36,4 +41,5 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("common/ptx_mma.cuh", include_str!("../../../kernels/common/ptx_mma.cuh")),
     ("common/ptx_sm90.cuh", include_str!("../../../kernels/common/ptx_sm90.cuh")),
     ("common/smem.cuh", include_str!("../../../kernels/common/smem.cuh")),
+    ("common/tile.cuh", include_str!("../../../kernels/common/tile.cuh")),
 ];

@@ -39,7 +39,15 @@ impl Variant {
 /// All of them, without repetition.
 pub fn variants() -> Vec<Variant> {
     let mut all: Vec<Variant> = Vec::new();
-    for v in [super::cast::variants(), super::gemm::kernels::variants()].into_iter().flatten() {
+    // One line per family.
+    let families = [
+        super::amax::variants(),
+        super::cast::variants(),
+        super::dequantize::variants(),
+        super::gemm::kernels::variants(),
+        super::scaling::variants(),
+    ];
+    for v in families.into_iter().flatten() {
         if !all.contains(&v) {
             all.push(v);
         }

@@ -1,0 +1,96 @@
+// A 128 x 128 tile of a matrix shared out over 256 threads, and its transpose by way of shared memory.
+//
+// Thread t owns rows 8g .. 8g+7 of the tile, g = t / 16, and eight of its columns. How the columns lie depends on V, the elements that
+// one load takes from a row: V = 8 (16-bit types and FP8 codes): columns 8l .. 8l+7, l = t % 16; V = 4 (f32): 4l .. 4l+3 and
+// 64+4l .. 64+4l+3. Either way sixteen lanes read 256 (FP8: 128) consecutive bytes, and codes are made in words of four columns.
+//
+// The transposed tile lies in 16 KiB of shared memory: column c at byte 128c, its rows in sixteen chunks of eight bytes, chunk k at
+// position k ^ key(c). With that, the eight-byte writes of a half warp (one k, sixteen keys) and the sixteen-byte reads of a quarter
+// warp (one column) touch every bank once.
+#pragma once
+#include "common/base.cuh"
+
+#define TILE 128
+#define TILE_THREADS 256
+
+// ---------------------------------------------------------------- access
+DEVICE Vec8 ld8_stream(const void *p) { Vec8 v; asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p)); return v; }
+DEVICE u32 ld4_stream(const void *p) { u32 v; asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p)); return v; }
+DEVICE void st4(void *p, u32 v) { asm volatile("st.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+
+// ---------------------------------------------------------------- which elements are whose
+// Elements per load.
+template <int DT> struct TileVec { static const int V = sizeof(typename Elem<DT>::T) == 4 ? 4 : 8; };
+// First of the thread's eight rows.
+DEVICE u32 tile_row() { return (threadIdx.x >> 4) * 8; }
+// First column of the thread's word h (0 or 1) of four columns; with V = 8 the load starts at word 0.
+template <int V> DEVICE u32 tile_col(u32 h) {
+  u32 l = threadIdx.x & 15;
+  return V == 8 ? 8 * l + 4 * h : 64 * h + 4 * l;
+}
+
+// ---------------------------------------------------------------- transpose
+// 4 x 4 bytes: word r holds row r; afterwards word c holds column c.
+DEVICE void transpose4(u32 &a, u32 &b, u32 &c, u32 &d) {
+  u32 p = __byte_perm(a, b, 0x5140), q = __byte_perm(a, b, 0x7362);
+  u32 r = __byte_perm(c, d, 0x5140), s = __byte_perm(c, d, 0x7362);
+  a = __byte_perm(p, r, 0x5410);
+  b = __byte_perm(p, r, 0x7632);
+  c = __byte_perm(q, s, 0x5410);
+  d = __byte_perm(q, s, 0x7632);
+}
+
+template <int V> DEVICE u32 tile_key(u32 c) { return (c / V) & 15; }
+
+// Puts the thread's codes, code[row][word], into the transposed tile.
+template <int V> DEVICE void tile_put(u8 *tile, const u32 (&code)[8][2]) {
+  u32 k = threadIdx.x >> 4;
+#pragma unroll
+  for (u32 h = 0; h < 2; h++) {
+    u32 lo[4], hi[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) lo[i] = code[i][h], hi[i] = code[i + 4][h];
+    transpose4(lo[0], lo[1], lo[2], lo[3]);
+    transpose4(hi[0], hi[1], hi[2], hi[3]);
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      u32 c = tile_col<V>(h) + j;
+      Vec8 v;
+      v.w[0] = lo[j], v.w[1] = hi[j];
+      *(Vec8 *)(tile + c * TILE + (k ^ tile_key<V>(c)) * 8) = v;
+    }
+  }
+}
+
+// Eight codes of column c: rows 8k .. 8k+7.
+template <int V> DEVICE Vec8 tile_get8(const u8 *tile, u32 c, u32 k) { return *(const Vec8 *)(tile + c * TILE + (k ^ tile_key<V>(c)) * 8); }
+
+// Sixteen codes of column c: rows 16k .. 16k+15.
+template <int V> DEVICE Vec16 tile_get16(const u8 *tile, u32 c, u32 k) {
+  u32 key = tile_key<V>(c);
+  Vec16 v = *(const Vec16 *)(tile + c * TILE + (k ^ (key >> 1)) * 16);
+  Vec16 swapped = {{v.w[2], v.w[3], v.w[0], v.w[1]}};
+  return key & 1 ? swapped : v;
+}
+
+// Writes the transposed tile, after a barrier: element (r, c) of the tile whose corner is (row0, col0) goes to out[(col0+c)*ld + row0+r].
+// `out` and `ld` are multiples of 16. A warp writes four segments of 128 bytes at a time.
+template <int V> DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64 col0, i64 rows, i64 cols) {
+  u32 k = threadIdx.x & 7;
+  i64 row = row0 + 16 * k;
+  if (row >= rows) return;
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    u32 c = 32 * i + (threadIdx.x >> 3);
+    i64 col = col0 + c;
+    if (col >= cols) break;
+    u8 *to = out + col * ld + row;
+    if (row + 16 <= rows) {
+      st16(to, tile_get16<V>(tile, c, k));
+    } else {
+      u32 n = (u32)(rows - row), key = tile_key<V>(c);
+#pragma unroll 1
+      for (u32 b = 0; b < n; b++) to[b] = tile[c * TILE + ((2 * k + (b >> 3)) ^ key) * 8 + (b & 7)];
+    }
+  }
+}

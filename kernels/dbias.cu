@@ -1,0 +1,38 @@
+// The end of a bias gradient: out[c] (+)= sum over p of partials[p, c], partials f32 [count, cols] dense, out OUT [cols].
+//
+// One block of 256 threads per 32 columns: eight threads share a column, each adds every eighth partial row, then they meet in shared
+// memory: one fixed order, no atomics. Bytes moved: the partials.
+#include "common/base.cuh"
+
+struct DbiasParams {
+  const float *partials;
+  Elem<OUT>::T *out;
+  i64 count, cols;
+  u32 accumulate, pad;
+};
+
+extern "C" __global__ void __launch_bounds__(256) dbias_finish(const __grid_constant__ DbiasParams p) {
+  __shared__ float part[8][32];
+  u32 tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
+  i64 col = (i64)blockIdx.x * 32 + tx;
+  float sum = 0.0f;
+  if (col < p.cols) {
+    const float *from = p.partials + ty * p.cols + col;
+    i64 n = ty;
+    // Loads of four rows are under way together; they are added in order.
+    for (; n + 24 < p.count; n += 32, from += 32 * p.cols) {
+      float a = from[0], b = from[8 * p.cols], c = from[16 * p.cols], d = from[24 * p.cols];
+      sum = (((sum + a) + b) + c) + d;
+    }
+    for (; n < p.count; n += 8, from += 8 * p.cols) sum += *from;
+  }
+  part[ty][tx] = sum;
+  __syncthreads();
+  if (ty == 0 && col < p.cols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < 8; w++) total += part[w][tx];
+    if (p.accumulate) total += Elem<OUT>::load(p.out[col]);
+    p.out[col] = Elem<OUT>::store(total);
+  }
+}
