@@ -184,6 +184,12 @@ typedef struct nvte_api_t nvte_api_t;
 // Number of the ABI a program is written against: pass it to nvte_api. It changes only if something existing changes.
 #define NVTE_ABI_VERSION 1
 
+// The amax of a period is the largest of its window.
+#define NVTE_AMAX_MAX 0
+
+// The amax of a period is the newest.
+#define NVTE_AMAX_MOST_RECENT 1
+
 // Opaque: one device and its caches.
 typedef struct nvte_context nvte_context;
 
@@ -274,6 +280,94 @@ typedef struct nvte_tensor_t {
   // One f32, recorded as a maximum by casts (NULL: not recorded).
   float *amax;
 } nvte_tensor_t;
+
+// Arguments of nvte_cast_to_fp8_current. Zero-initialise it and set struct_size; margin, epsilon and power_of_two may stay 0.
+typedef struct nvte_cast_current_args_t {
+  // sizeof(nvte_cast_current_args_t).
+  uint32_t struct_size;
+  // The scale is divided by 2^margin; -64 to 64.
+  int32_t margin;
+  // Floor of the amax; finite, not negative.
+  float epsilon;
+  // 1: the scale is rounded down to a power of two. Else 0.
+  int32_t power_of_two;
+  // f32, f16 or bf16 [rows, cols].
+  const nvte_tensor_t *input;
+  // FP8 [rows, cols]: data, data_t or both; amax, scale and scale_inv are written where they are not NULL.
+  const nvte_tensor_t *output;
+  // Device memory, 16-byte aligned.
+  void *workspace;
+  // Its size, at least what nvte_cast_to_fp8_current_workspace says.
+  uint64_t workspace_bytes;
+} nvte_cast_current_args_t;
+
+// Arguments of nvte_cast_dbias. Zero-initialise it and set struct_size.
+typedef struct nvte_cast_dbias_args_t {
+  // sizeof(nvte_cast_dbias_args_t).
+  uint32_t struct_size;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16: type of dbias.
+  int32_t dbias_dtype;
+  // The gradient: f32, f16 or bf16 [rows, cols].
+  const nvte_tensor_t *input;
+  // FP8 [rows, cols]: data, data_t or both; NULL: only the bias gradient is wanted.
+  const nvte_tensor_t *output;
+  // Receives the column sums, [cols].
+  void *dbias;
+  // 1: the sums are added to what dbias holds. Else 0.
+  int32_t accumulate;
+  // 1: current scaling (output.amax, scale, scale_inv are written). 0: output.scale is read and output.amax recorded.
+  int32_t current;
+  // Current scaling: the scale is divided by 2^margin.
+  int32_t margin;
+  // Current scaling: floor of the amax.
+  float epsilon;
+  // Current scaling: 1: the scale is rounded down to a power of two.
+  int32_t power_of_two;
+  // Reserved: 0.
+  uint32_t reserved;
+  // Device memory, 16-byte aligned.
+  void *workspace;
+  // Its size, at least what nvte_cast_dbias_workspace says.
+  uint64_t workspace_bytes;
+} nvte_cast_dbias_args_t;
+
+// Arguments of nvte_scaling_update: the caller's arrays over slots slots. Zero-initialise it and set struct_size.
+typedef struct nvte_scaling_update_args_t {
+  // sizeof(nvte_scaling_update_args_t).
+  uint32_t struct_size;
+  // NVTE_AMAX_MAX or NVTE_AMAX_MOST_RECENT.
+  int32_t algo;
+  // Number of slots.
+  int64_t slots;
+  // Window length L, the live amax included; at least 1.
+  int64_t history_len;
+  // [slots]: amaxes recorded in the period that ends; read, and set to 0 where they were taken.
+  float *live;
+  // [slots]: scales, read and written. They start at 1.
+  float *scale;
+  // The L - 1 older amaxes of slot i, j = 0 the oldest: history[i * slot_stride + j * step_stride]. They start at 0. Unused if L is 1.
+  float *history;
+  // Elements between slots.
+  int64_t slot_stride;
+  // Elements between steps.
+  int64_t step_stride;
+  // [slots]: largest finite value of each slot's format (448 or 57344).
+  const float *format_max;
+  // [slots]: counts the periods dropped because their amax was not finite; NULL: not counted.
+  uint32_t *nonfinite;
+  // [slots]: receives 1/scale, for information; NULL: not written.
+  float *scale_inv;
+  // One word that starts at 0: updates since scales last changed. May be NULL if interval is 1.
+  uint32_t *counter;
+  // Scales change at every interval-th update; 1 to 2^20.
+  uint32_t interval;
+  // Scales are divided by 2^margin; -64 to 64.
+  int32_t margin;
+  // Floor of the amax; finite, not negative.
+  float epsilon;
+  // 1: scales are rounded down to powers of two. Else 0.
+  int32_t power_of_two;
+} nvte_scaling_update_args_t;
 
 #ifdef __cplusplus
 extern "C" {
@@ -377,10 +471,22 @@ nvte_status_t nvte_set_log(nvte_log_fn log, void *user);
 // Alignment: none. Aliasing: none. Stream order: none. Determinism: not applicable. Errors: none.
 const nvte_api_t *nvte_api(uint32_t abi_version);
 
+// Records the largest |x| of a tensor: the maximum, by bit pattern, with what the slot holds, so that NaN > infinity > finite.
+//
+// Shapes: input f32, f16 or bf16 [rows, cols]; amax one f32. Units: sizes and strides in elements. Pointers: the tensor is a host
+// struct; data and amax are on the device. Alignment: that of the element type. Aliasing: amax must not lie in the input. Stream order:
+// enqueued on stream, nothing waits. Determinism: bit-exact on every back end.
+// A tensor with no elements records nothing.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_amax(nvte_context_t ctx, const nvte_tensor_t *input, float *amax, nvte_stream_t stream);
+
 // Casts to FP8 with a given scale: q = encode(f32(x) * scale), one rounding to nearest even, saturating; NaN becomes 0x7F.
 //
 // Shapes: input f32, f16 or bf16 [rows, cols]; output E4M3 or E5M2 [rows, cols], its data, its data_t or both. Units: sizes and
-// strides in elements. Pointers: tensors are host structs; data and slots are on the device. Alignment: that of the element type.
+// strides in elements. Pointers: tensors are host structs; data and slots are on the device. Alignment: that of the element type;
+// fastest where bases and row strides are multiples of 16 bytes.
 // Aliasing: outputs must not overlap the input or each other. Stream order: enqueued on stream, nothing waits.
 // Determinism: bit-exact on every back end.
 // Writes 1/scale to output.scale_inv, and records the amax of the input as a maximum in output.amax, where those are not NULL.
@@ -391,6 +497,86 @@ nvte_status_t nvte_cast_to_fp8(nvte_context_t ctx,
                                const nvte_tensor_t *input,
                                const nvte_tensor_t *output,
                                nvte_stream_t stream);
+
+// Bytes of workspace that nvte_cast_to_fp8_current needs, whatever the shape.
+//
+// Shapes: none. Units: bytes. Pointers: bytes is on the host. Alignment: natural. Aliasing: none. Stream order: none.
+// Determinism: depends on the device alone.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER.
+nvte_status_t nvte_cast_to_fp8_current_workspace(nvte_context_t ctx, uint64_t *bytes);
+
+// Casts to FP8 with current scaling in one call: the amax of this input, the scale from it (section 4 above, previous = 1), the cast.
+//
+// Shapes: input f32, f16 or bf16 [rows, cols]; output E4M3 or E5M2 [rows, cols], its data, its data_t or both. Units: sizes and
+// strides in elements. Pointers: structs are on the host; data, slots and workspace on the device. Alignment: that of the element type,
+// workspace 16 bytes. Aliasing: outputs and workspace must not overlap the input or each other. Stream order: enqueued on stream,
+// nothing waits; the scale is made on the device. Determinism: bit-exact on every back end.
+// Writes (does not record) output.amax, output.scale and output.scale_inv where those are not NULL; for an empty tensor 0, 1 and 1.
+//
+// Errors: those of nvte_cast_to_fp8, and NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_WORKSPACE_TOO_SMALL.
+nvte_status_t nvte_cast_to_fp8_current(nvte_context_t ctx, const nvte_cast_current_args_t *args, nvte_stream_t stream);
+
+// Bytes of workspace that nvte_cast_dbias needs for an input of this shape: it grows with rows / 128 * cols.
+//
+// Shapes: input [rows, cols]. Units: bytes. Pointers: bytes is on the host. Alignment: natural. Aliasing: none. Stream order: none.
+// Determinism: depends on shape and device alone.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_SIZE_OVERFLOW.
+nvte_status_t nvte_cast_dbias_workspace(nvte_context_t ctx, int64_t rows, int64_t cols, uint64_t *bytes);
+
+// Casts a gradient to FP8 and, in the same pass, gives the bias gradient: dbias[c] = sum over rows of input[r, c], in f32.
+//
+// Shapes: input f32, f16 or bf16 [rows, cols]; output as in nvte_cast_to_fp8, or NULL; dbias [cols]. Units: sizes and strides in
+// elements. Pointers: structs are on the host; data, slots, dbias and workspace on the device. Alignment: that of the element type,
+// workspace 16 bytes. Aliasing: outputs and workspace must not overlap the input or each other. Stream order: enqueued on stream,
+// nothing waits. Determinism: codes, scales and amax are bit-exact on every back end; the sums have one fixed order per device, shape and
+// alignment (no atomics). With no rows the sums are 0.
+//
+// Errors: those of nvte_cast_to_fp8, and NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_WORKSPACE_TOO_SMALL,
+// NVTE_ERROR_UNSUPPORTED (current scaling without an output).
+nvte_status_t nvte_cast_dbias(nvte_context_t ctx, const nvte_cast_dbias_args_t *args, nvte_stream_t stream);
+
+// Dequantizes: y = f32(q) * input.scale_inv in f32, rounded once to the output type; NaN becomes 0x7FFFFFFF (16-bit types: 0x7FFF).
+//
+// Shapes: input E4M3 or E5M2 [rows, cols]: data is read, data_t where data is NULL; output f32, f16 or bf16 [rows, cols]. Units: sizes
+// and strides in elements. Pointers: tensors are host structs; data and scale_inv (NULL: 1) are on the device. Alignment: that of the
+// element type. Aliasing: the output must not overlap the codes. Stream order: enqueued on stream, nothing waits.
+// Determinism: bit-exact on every back end.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_dequantize(nvte_context_t ctx,
+                              const nvte_tensor_t *input,
+                              const nvte_tensor_t *output,
+                              nvte_stream_t stream);
+
+// Makes the missing layout of a quantized tensor: output.data_t from input.data, or, where input.data is NULL, output.data from input.data_t.
+//
+// Shapes: input and output E4M3 or E5M2, the same, [rows, cols]. Units: sizes and strides in elements. Pointers: tensors are host
+// structs (one struct may serve as both); codes and slots are on the device. Alignment: bytes. Aliasing: the two layouts must not overlap.
+// Stream order: enqueued on stream, nothing waits. Determinism: bit-exact on every back end.
+// The layout of the output that is not written must be NULL or the input's. output.scale_inv receives input.scale_inv where it is not
+// NULL; output.scale and output.amax are not touched.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_OVERLAP, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_fp8_transpose(nvte_context_t ctx,
+                                 const nvte_tensor_t *input,
+                                 const nvte_tensor_t *output,
+                                 nvte_stream_t stream);
+
+// Ends a period for all slots in one launch: rolls the amax histories and makes the new scales (section 4 above).
+//
+// Shapes: arrays over slots, history of slots x (history_len - 1). Units: strides in elements. Pointers: the struct is on the host, the
+// arrays on the device. Alignment: 4 bytes. Aliasing: arrays must not overlap, nor elements of the history. Stream order: enqueued on
+// stream, nothing waits; the interval counter advances on the device, so a captured graph may be replayed.
+// Determinism: bit-exact on every back end. With no slots nothing happens, to the counter neither.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE,
+// NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_scaling_update(nvte_context_t ctx, const nvte_scaling_update_args_t *args, nvte_stream_t stream);
 
 // Every function of this library, as returned by nvte_api. Entries are only appended: where struct_size ends before an entry, the
 // library is older than this header and has no such function.
@@ -412,6 +598,14 @@ struct nvte_api_t {
   nvte_status_t (*context_synchronize)(nvte_context_t context, nvte_stream_t stream);
   nvte_status_t (*capability)(nvte_context_t ctx, nvte_capability_t *capability);
   nvte_status_t (*cast_to_fp8)(nvte_context_t ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream);
+  nvte_status_t (*cast_to_fp8_current_workspace)(nvte_context_t ctx, uint64_t *bytes);
+  nvte_status_t (*cast_to_fp8_current)(nvte_context_t ctx, const nvte_cast_current_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*cast_dbias_workspace)(nvte_context_t ctx, int64_t rows, int64_t cols, uint64_t *bytes);
+  nvte_status_t (*cast_dbias)(nvte_context_t ctx, const nvte_cast_dbias_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*amax)(nvte_context_t ctx, const nvte_tensor_t *input, float *amax, nvte_stream_t stream);
+  nvte_status_t (*dequantize)(nvte_context_t ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream);
+  nvte_status_t (*fp8_transpose)(nvte_context_t ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream);
+  nvte_status_t (*scaling_update)(nvte_context_t ctx, const nvte_scaling_update_args_t *args, nvte_stream_t stream);
 };
 
 #ifdef __cplusplus

@@ -101,8 +101,7 @@ impl Quantized {
     fn check(&self, what: &str, want: &[u32]) {
         let (r, c) = (self.rows.rows, self.rows.cols);
         let want_t = transposed(want, r, c);
-        for (name, t, want, present) in
-            [("", &self.rows, want, self.view.data), (" transposed", &self.cols, &want_t[..], self.view.data_t)]
+        for (name, t, want, present) in [("", &self.rows, want, self.view.data), (" transposed", &self.cols, &want_t[..], self.view.data_t)]
         {
             match present.is_null() {
                 false => assert_codes_equal(&format!("{what}{name}"), &t.codes(), want, t.cols),
@@ -286,8 +285,7 @@ fn dequantize_equals_the_oracle() {
                         unsafe { dequantize(&ctx, &DequantizeArgs { input: view, output: y.view() }, Stream::NULL) }.unwrap();
                         sync(&ctx);
                         let want: Vec<u32> = data.iter().map(|c| dequantized(format, *c, scale_inv, output_type)).collect();
-                        let what =
-                            format!("{} -> {} [{rows}, {cols}] {lay:?} t={from_transposed}", format.name(), output_type.name());
+                        let what = format!("{} -> {} [{rows}, {cols}] {lay:?} t={from_transposed}", format.name(), output_type.name());
                         assert_codes_equal(&what, &y.codes(), &want, cols);
                     }
                 }
@@ -375,7 +373,8 @@ fn dbias_beside_the_cast() {
                         for c in 0..cols {
                             let column = (0..rows).map(|r| f64::from(held[r * cols + c]));
                             let base = if accumulate { f64::from(start[c]) } else { 0.0 };
-                            let (want, size): (f64, f64) = (column.clone().sum::<f64>() + base, column.map(f64::abs).sum::<f64>() + base.abs());
+                            let (want, size): (f64, f64) =
+                                (column.clone().sum::<f64>() + base, column.map(f64::abs).sum::<f64>() + base.abs());
                             let bound = oracle::ulp(dbias_type, want) / 2.0 + size * 2f64.powi(-20);
                             assert!((f64::from(got[c]) - want).abs() <= bound, "{what}: column {c}: {} instead of {want}", got[c]);
                         }

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::{
     context::context,
     guard::guard,
-    types::{flag, nvte_context_t, nvte_status_t, nvte_stream_t, nvte_tensor_t, out, read_struct, stream, tensor},
+    types::{flag, nvte_context_t, nvte_status_t, nvte_stream_t, nvte_tensor_t, out, read_struct, reserved, stream, tensor},
 };
 use crate::{
     ops::cast::{self, CastArgs, CastDbiasArgs, CurrentCastArgs, CurrentScaling},
@@ -192,6 +192,7 @@ pub unsafe extern "C" fn nvte_cast_dbias(
         let ctx = context(ctx)?;
         // SAFETY: by contract, here and below.
         let a = unsafe { read_struct("args", args, std::mem::size_of::<nvte_cast_dbias_args_t>())? };
+        reserved("reserved", a.reserved)?;
         let power_of_two = flag("power_of_two", a.power_of_two)?;
         let current = flag("current", a.current)?.then_some(CurrentScaling { margin: a.margin, epsilon: a.epsilon, power_of_two });
         // SAFETY: as above.

@@ -215,6 +215,14 @@ pub(crate) fn flag(name: &str, v: i32) -> Result<bool> {
     }
 }
 
+/// A field that must be 0.
+pub(crate) fn reserved(name: &str, v: u32) -> Result<()> {
+    match v {
+        0 => Ok(()),
+        other => Err(Error::argument(Status::Unsupported, name, other, "is reserved and must be 0")),
+    }
+}
+
 /// Writes a result of a query.
 ///
 /// # Safety

@@ -64,6 +64,8 @@ pub unsafe fn fp8_transpose(ctx: &Context, args: &TransposeArgs, stream: Stream)
     }
     check::pointer(b, "input.scale_inv", x.scale_inv, 4)?;
     check::pointer(b, "output.scale_inv", y.scale_inv, 4)?;
+    check::pointer(b, "output.scale", y.scale, 4)?;
+    check::pointer(b, "output.amax", y.amax, 4)?;
     if x.scale_inv.is_null() && !y.scale_inv.is_null() {
         return Err(Error::argument(Status::NullPointer, "input.scale_inv", "NULL", "is required to write output.scale_inv"));
     }

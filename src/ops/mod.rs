@@ -7,6 +7,6 @@
 pub mod amax;
 pub mod cast;
 pub(crate) mod check;
-pub mod gemm;
 pub mod dequantize;
+pub mod gemm;
 pub mod scaling;

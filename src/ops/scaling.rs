@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Largest interval: the upper bits of the counter serve the update while it runs.
-const MAX_INTERVAL: u32 = 1 << 20;
+pub(crate) const MAX_INTERVAL: u32 = 1 << 20;
 
 /// Arguments of [`scaling_update`]: caller-provided arrays over `slots` slots (NUMERICS section 4).
 #[derive(Clone, Copy, Debug)]

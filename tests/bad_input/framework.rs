@@ -346,7 +346,8 @@ fn matrix_faults(m: &Matrix, all: &[Matrix]) -> Vec<Fault> {
         out.push(if on_cuda() { last.or_status(NVTE_ERROR_WRONG_DEVICE) } else { last });
     }
     // Another shape: some argument's, not always this one's, is named.
-    for what in ["rows", "cols"] {
+    let sizes: &[&str] = if all.len() > 1 { &["rows", "cols"] } else { &[] };
+    for what in sizes.iter().copied() {
         let change = move |c: &mut Call| {
             let t = c.tensor_mut(name);
             (t.rows, t.cols) = if what == "rows" { (t.rows + 1, t.cols) } else { (t.rows, t.cols + 1) };
@@ -451,6 +452,9 @@ fn pointer_faults(p: &Pointer) -> Vec<Fault> {
 
 /// Sizes so large that a matrix does not fit 63 bits of bytes, the same in every argument that shares them.
 fn overflow_faults(f: &Function) -> Vec<Fault> {
+    if f.matrices.is_empty() {
+        return Vec::new();
+    }
     let rows = f.matrices.first().map_or(0, |m| m.rows);
     let names: Vec<&'static str> = f.matrices.iter().filter(|m| m.rows == rows).map(|m| m.name).collect();
     let others: Vec<&'static str> = f.matrices.iter().filter(|m| m.cols == rows && m.rows != rows).map(|m| m.name).collect();

@@ -7,6 +7,7 @@ mod common;
 
 mod cast;
 mod framework;
+mod scaling;
 
 use framework::{create, try_everything, Function};
 use nvte::capi::{api::NAMES, context::*, info::*, types::*};
@@ -30,7 +31,7 @@ const BASE: [&str; 12] = [
 
 /// One list of descriptions per family.
 fn functions() -> Vec<Function> {
-    [cast::functions()].into_iter().flatten().collect()
+    [cast::functions(), scaling::functions()].into_iter().flatten().collect()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::parallel::Threads;
 use crate::{
     numerics::{update_slot, ScaleRule, SlotUpdate},
-    ops::scaling::ScalingUpdateArgs,
+    ops::scaling::{ScalingUpdateArgs, MAX_INTERVAL},
     tensor::Ptr,
 };
 
@@ -36,7 +36,7 @@ pub(super) unsafe fn scaling_update(threads: &Threads, a: &ScalingUpdateArgs) {
 unsafe fn advance(counter: *mut u32, interval: u32) -> bool {
     // SAFETY: by contract.
     unsafe {
-        let c = counter.read();
+        let c = counter.read() % MAX_INTERVAL;
         let due = c + 1 >= interval;
         counter.write(if due { 0 } else { c + 1 });
         due
