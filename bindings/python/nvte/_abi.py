@@ -1,6 +1,6 @@
 """The C ABI as data. Generated from include/nvte.h by bindings/python/abi.py; do not edit."""
 
-from ctypes import Structure, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import Structure, c_char, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 NVTE_OK = 0
 NVTE_ERROR_NULL_POINTER = 100
@@ -38,6 +38,8 @@ NVTE_SCALING_PER_TENSOR = 1
 NVTE_DEVICE_CPU = 0
 NVTE_DEVICE_CUDA = 1
 NVTE_ABI_VERSION = 1
+NVTE_AMAX_MAX = 0
+NVTE_AMAX_MOST_RECENT = 1
 
 
 class nvte_capability_t(Structure):
@@ -80,6 +82,59 @@ class nvte_tensor_t(Structure):
     ]
 
 
+class nvte_cast_current_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("margin", c_int32),
+        ("epsilon", c_float),
+        ("power_of_two", c_int32),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+    ]
+
+
+class nvte_cast_dbias_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dbias_dtype", c_int32),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("dbias", c_void_p),
+        ("accumulate", c_int32),
+        ("current", c_int32),
+        ("margin", c_int32),
+        ("epsilon", c_float),
+        ("power_of_two", c_int32),
+        ("reserved", c_uint32),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+    ]
+
+
+class nvte_scaling_update_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("algo", c_int32),
+        ("slots", c_int64),
+        ("history_len", c_int64),
+        ("live", c_void_p),
+        ("scale", c_void_p),
+        ("history", c_void_p),
+        ("slot_stride", c_int64),
+        ("step_stride", c_int64),
+        ("format_max", c_void_p),
+        ("nonfinite", c_void_p),
+        ("scale_inv", c_void_p),
+        ("counter", c_void_p),
+        ("interval", c_uint32),
+        ("margin", c_int32),
+        ("epsilon", c_float),
+        ("power_of_two", c_int32),
+    ]
+
+
 #: Functions in the order of nvte_api_t: (result, arguments).
 FUNCTIONS = {
     "nvte_version": (c_char_p, ()),
@@ -95,4 +150,12 @@ FUNCTIONS = {
     "nvte_context_synchronize": (c_int32, (c_void_p, c_void_p)),
     "nvte_capability": (c_int32, (c_void_p, c_void_p)),
     "nvte_cast_to_fp8": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "nvte_cast_to_fp8_current_workspace": (c_int32, (c_void_p, c_void_p)),
+    "nvte_cast_to_fp8_current": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_cast_dbias_workspace": (c_int32, (c_void_p, c_int64, c_int64, c_void_p)),
+    "nvte_cast_dbias": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_amax": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "nvte_dequantize": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "nvte_fp8_transpose": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "nvte_scaling_update": (c_int32, (c_void_p, c_void_p, c_void_p)),
 }

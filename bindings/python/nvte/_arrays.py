@@ -9,7 +9,7 @@ import sys
 from . import _abi
 from ._library import packer
 from .context import shared
-from .dtypes import ALL, bfloat16
+from .dtypes import ALL, as_dtype, bfloat16
 
 pack_tensor = packer(
     _abi.nvte_tensor_t,
@@ -91,14 +91,62 @@ class Space:
             raise TypeError(f"{name}: must be float32, float16 or bfloat16, and is {x.dtype}")
         return pack_tensor(number, 0, 0, address, rows, cols, ld, 0, 0, 0, 0, 0, 0, 0, 0), rows, cols
 
-    def slot(self, name, x):
-        """Address of one float32; 0 for None."""
+    def parameter(self, name, x):
+        """A vector [n] as a C tensor [1, n]; None stays None."""
+        if x is None:
+            return None
+        self.require(name, x)
+        number, address, rows, cols, ld = self.matrix(name, x)
+        if number > 2 or number < 0:
+            raise TypeError(f"{name}: must be float32, float16 or bfloat16, and is {x.dtype}")
+        if rows != 1:
+            raise ValueError(f"{name}: must be a vector, and has the shape {tuple(x.shape)}")
+        return pack_tensor(number, 0, 0, address, 1, cols, cols, 0, 0, 0, 0, 0, 0, 0, 0)
+
+    def known(self, x):
+        """The DType of an array."""
+        return as_dtype(x.dtype)
+
+    def sums(self, dbias, cols, like, accumulate):
+        """A bias gradient: (array or None, type number, address). True: a new one of the type of `like`."""
+        if dbias is None or dbias is False:
+            return None, 0, 0
+        if dbias is True:
+            if accumulate:
+                raise ValueError("accumulate: needs an array to add to")
+            dbias = self.empty((cols,), self.known(like))
+        else:
+            self.writable("dbias", self.require("dbias", dbias))
+        number, address = self.vector("dbias", dbias, cols)
+        if number > 2 or number < 0:
+            raise TypeError(f"dbias: must be float32, float16 or bfloat16, and is {dbias.dtype}")
+        return dbias, number, address
+
+    def floats(self, name, x, length):
+        """Address of a float32 vector; 0 for None."""
         if x is None:
             return 0
-        number, address = self.vector(name, x, 1)
+        self.require(name, x)
+        number, address = self.vector(name, x, length)
         if number != 0:
             raise TypeError(f"{name}: must be float32, and is {x.dtype}")
         return address
+
+    def words(self, name, x, length):
+        """Address of a vector of 32-bit integers without gaps, which the call will write; 0 for None."""
+        if x is None:
+            return 0
+        self.writable(name, self.require(name, x))
+        if x.dtype not in self.integers:
+            raise TypeError(f"{name}: must be of 32-bit integers, and is {x.dtype}")
+        count, dense = self.layout(x)
+        if count != length or not dense:
+            raise ValueError(f"{name}: must be {length} integers without gaps, and has the shape {tuple(x.shape)}")
+        return self.extent(x)[0]
+
+    def slot(self, name, x):
+        """Address of one float32; 0 for None."""
+        return self.floats(name, x, 1)
 
     def require(self, name, x):
         """`x` is of this space."""
@@ -113,7 +161,7 @@ class Space:
 class NumpySpace(Space):
     """numpy arrays, on the CPU."""
 
-    __slots__ = ("np", "numbers", "types")
+    __slots__ = ("np", "numbers", "types", "integers")
     framework = "numpy"
 
     def __init__(self):
@@ -121,6 +169,7 @@ class NumpySpace(Space):
 
         self.np, self.index, self.device = np, -1, "cpu"
         self.numbers = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint8): BYTES, np.dtype(np.int8): BYTES}
+        self.integers = (np.dtype(np.uint32), np.dtype(np.int32))
         self.types = [np.dtype(np.float32), np.dtype(np.float16), None, None, None]
 
     def _learn(self):
@@ -186,6 +235,25 @@ class NumpySpace(Space):
         address = held.__array_interface__["data"][0]
         return held, (address + 15) & ~15
 
+    def empty_as(self, x, shape):
+        """A new array of the type of `x`."""
+        return self.np.empty(shape, x.dtype)
+
+    def layout(self, x):
+        """(elements, whether they lie without gaps)."""
+        return x.size, x.flags.c_contiguous
+
+    def grid(self, name, x):
+        """(address, shape, strides in elements) of a float32 matrix with any strides."""
+        self.require(name, x)
+        if x.ndim != 2 or x.dtype != self.types[0]:
+            raise TypeError(f"{name}: must be float32 [slots, steps], and is {x.dtype} {x.shape}")
+        return x.__array_interface__["data"][0], x.shape, [s // 4 for s in x.strides]
+
+    def extent(self, x):
+        """(address, bytes) of an array without gaps."""
+        return x.__array_interface__["data"][0], x.nbytes
+
     def stream(self, given):
         return stream_handle(given)
 
@@ -193,17 +261,18 @@ class NumpySpace(Space):
 class TorchSpace(Space):
     """torch tensors on one device."""
 
-    __slots__ = ("torch", "numbers", "types", "where", "current_stream")
+    __slots__ = ("torch", "numbers", "types", "integers", "where", "current_stream", "float32")
     framework = "torch"
 
     def __init__(self, index):
         import torch
 
-        self.torch, self.index = torch, index
+        self.torch, self.index, self.float32 = torch, index, torch.float32
         self.device = "cpu" if index < 0 else f"cuda:{index}"
         self.where = torch.device(self.device)
         self.types = [getattr(torch, t.torch_name) for t in ALL]
         self.numbers = {t: n for n, t in enumerate(self.types)}
+        self.integers = (torch.int32, torch.uint32)
         self.numbers.update({torch.uint8: BYTES, torch.int8: BYTES})
         # The public way costs 7 µs, this one 0.2.
         self.current_stream = torch._C._cuda_getCurrentRawStream if index >= 0 else None
@@ -212,11 +281,30 @@ class TorchSpace(Space):
         return self.types[dtype.number]
 
     def matrix(self, name, x):
-        number = self.numbers.get(x.dtype)
+        number, shape, strides = self.numbers.get(x.dtype), x.shape, x.stride()
         if number is None:
             raise TypeError(f"{name}: {x.dtype} is not an element type of nvte")
-        rows, cols, ld = matrix_of(name, x.shape, x.stride())
-        return number, x.data_ptr(), rows, cols, ld
+        if len(shape) == 2:
+            # By far the most frequent kind, and host time counts.
+            rows, cols = shape
+            ld, step = strides
+            if rows > 1 and step == 1 and ld >= cols > 0:
+                return number, x.data_ptr(), rows, cols, ld
+        rows, cols, ld = matrix_of(name, shape, strides)
+        # A tensor without elements has no address, and is there all the same.
+        return number, x.data_ptr() or 256, rows, cols, ld
+
+    def slot(self, name, x):
+        if x is None:
+            return 0
+        if type(x) in _torch_types and x.dtype is self.float32 and x.numel() == 1 and x.get_device() == self.index:
+            return x.data_ptr()
+        return self.floats(name, x, 1)
+
+    def require(self, name, x):
+        if x is None or type(x) in _torch_types and x.get_device() == self.index:
+            return x
+        return super().require(name, x)
 
     def writable(self, name, x):
         return x
@@ -235,6 +323,25 @@ class TorchSpace(Space):
         held = self.torch.empty(size + (15 if self.index < 0 else 0), dtype=self.torch.uint8, device=self.where)
         return held, (held.data_ptr() + 15) & ~15
 
+    def empty_as(self, x, shape):
+        """A new tensor of the type of `x`."""
+        return self.torch.empty(shape, dtype=x.dtype, device=self.where)
+
+    def layout(self, x):
+        """(elements, whether they lie without gaps)."""
+        return x.numel(), x.is_contiguous()
+
+    def grid(self, name, x):
+        """(address, shape, strides in elements) of a float32 matrix with any strides."""
+        self.require(name, x)
+        if x.dim() != 2 or x.dtype != self.torch.float32:
+            raise TypeError(f"{name}: must be float32 [slots, steps], and is {x.dtype} {tuple(x.shape)}")
+        return x.data_ptr(), x.shape, x.stride()
+
+    def extent(self, x):
+        """(address, bytes) of a tensor without gaps."""
+        return x.data_ptr(), x.numel() * x.element_size()
+
     def stream(self, given):
         if given is None:
             return 0 if self.current_stream is None else self.current_stream(self.index)
@@ -248,6 +355,7 @@ def stream_handle(given):
 
 _spaces = {}
 _kinds = {}
+_torch_types = set()
 
 
 def space_of(x):
@@ -277,6 +385,7 @@ def _classify(x):
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         kind = _torch
+        _torch_types.add(type(x))
     elif numpy is not None and isinstance(x, numpy.ndarray):
         kind = _numpy
     else:

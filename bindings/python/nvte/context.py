@@ -1,7 +1,6 @@
 """Contexts: one device and its caches each. The operations make one per device by themselves."""
 
 import ctypes
-import glob
 import os
 import sys
 import threading
@@ -17,8 +16,13 @@ def library_dirs():
     """Folders in which pip puts NVRTC and cuBLASLt, newest CUDA first."""
     found = []
     for entry in sys.path:
-        folders = glob.glob(os.path.join(glob.escape(entry or "."), "nvidia", "*", "lib"))
-        found += [f for f in sorted(folders, reverse=True) if f not in found]
+        parent = os.path.join(entry or ".", "nvidia")
+        try:
+            names = sorted(os.listdir(parent), reverse=True)
+        except OSError:
+            continue
+        folders = (os.path.join(parent, name, "lib") for name in names)
+        found += [f for f in folders if f not in found and os.path.isdir(f)]
     return found
 
 

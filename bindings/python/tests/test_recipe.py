@@ -22,6 +22,7 @@ def test_formats():
     assert Format.HYBRID.forward is nvte.float8_e4m3 and Format.HYBRID.backward is nvte.float8_e5m2
     assert Format.E4M3.backward is nvte.float8_e4m3
     assert DelayedScaling(fp8_format="e4m3").fp8_format is Format.E4M3
+    assert pickle.loads(pickle.dumps(Format.HYBRID)) is Format.HYBRID and repr(Format.E4M3) == "Format.E4M3"
     with pytest.raises(ValueError, match="too coarse"):
         DelayedScaling(fp8_format="E5M2")
 

@@ -7,6 +7,25 @@ device (`stream=` takes another one, or nvte.PREPARE: check, compile, load, enqu
 where an array itself does not fit.
 """
 
-from .cast import cast_to_fp8
+from .amax import amax
+from .cast import (
+    cast_dbias,
+    cast_dbias_workspace,
+    cast_to_fp8,
+    cast_to_fp8_current,
+    cast_to_fp8_current_workspace,
+)
+from .dequantize import dequantize, fp8_transpose
+from .scaling import scaling_update
 
-__all__ = ["cast_to_fp8"]
+__all__ = [
+    "amax",
+    "cast_dbias",
+    "cast_dbias_workspace",
+    "cast_to_fp8",
+    "cast_to_fp8_current",
+    "cast_to_fp8_current_workspace",
+    "dequantize",
+    "fp8_transpose",
+    "scaling_update",
+]

@@ -1,7 +1,11 @@
-"""What the operations share: FP8 arguments and results, calls."""
+"""What the operations share: FP8 arguments and results, structs in memory, workspaces."""
+
+import ctypes
 
 from .._arrays import BYTES, pack_tensor, scale_of, space_of
-from ..dtypes import as_dtype, float32, float8_e4m3
+from .._library import check
+from ..context import Context, shared_context
+from ..dtypes import ALL, as_dtype, float32, float8_e4m3
 from ..tensor import Fp8Tensor
 
 
@@ -26,31 +30,27 @@ def as_fp8(name, x):
 
 def pack_fp8(space, name, q, write=False, scale=None, amax=None):
     """(C tensor, rows, cols) of an Fp8Tensor with these slots."""
-    number = q.dtype.number
+    number, data, data_t = q.dtype.number, q.data, q.data_t
     address = ld = address_t = ld_t = 0
-    rows = cols = None
-    for field, array in (("data", q.data), ("data_t", q.data_t)):
-        if array is None:
-            continue
-        full = f"{name}.{field}"
-        space.require(full, array)
-        held, at, r, c, stride = space.matrix(full, array)
-        if held not in (number, BYTES):
-            raise TypeError(f"{full} holds {array.dtype}, and {name} is {q.dtype.name}")
-        if write:
-            space.writable(full, array)
-        if field == "data":
-            address, rows, cols, ld = at, r, c, stride
-        else:
-            if rows is not None and (rows, cols) != (c, r):
-                raise ValueError(f"{full} is [{r}, {c}], and {name}.data [{rows}, {cols}]: it must be its transpose")
-            address_t, rows, cols, ld_t = at, c, r, stride
-    slots = (scale, q.scale_inv, amax)
-    for field, array in zip(("scale", "scale_inv", "amax"), slots):
-        if array is not None:
-            space.require(f"{name}.{field}", array)
-    scale, scale_inv, amax = (space.slot(f"{name}.{f}", a) for f, a in zip(("scale", "scale_inv", "amax"), slots))
+    if data is not None:
+        address, rows, cols, ld = _codes(space, name, "data", data, number, write)
+    if data_t is not None:
+        address_t, r, c, ld_t = _codes(space, name, "data_t", data_t, number, write)
+        if data is not None and (rows != c or cols != r):
+            raise ValueError(f"{name}.data_t is [{r}, {c}], and {name}.data [{rows}, {cols}]: it must be its transpose")
+        rows, cols = c, r
+    scale, scale_inv, amax = space.slot("scale", scale), space.slot("scale_inv", q.scale_inv), space.slot("amax", amax)
     return pack_tensor(number, 1, 0, address, rows, cols, ld, address_t, ld_t, scale, scale_inv, 0, 0, 0, amax), rows, cols
+
+
+def _codes(space, name, field, array, number, write):
+    space.require(name, array)
+    held, address, rows, cols, ld = space.matrix(name, array)
+    if held != number and held != BYTES:
+        raise TypeError(f"{name}.{field} holds {array.dtype}, and {name} is {ALL[number].name}")
+    if write:
+        space.writable(name, array)
+    return address, rows, cols, ld
 
 
 def fp8_output(space, name, shape, rows, cols, dtype, *, out, scale, amax, rowwise, transpose, own_slots=False):
@@ -86,3 +86,73 @@ def fp8_output(space, name, shape, rows, cols, dtype, *, out, scale, amax, rowwi
         if out.amax is None:
             out.amax = space.empty((1,), float32)
     return out, pack_fp8(space, name, out, True, out.scale, out.amax)[0]
+
+
+def is_fp8(dtype, out):
+    """Whether the result asked for is FP8."""
+    if out is None:
+        return dtype is not None and as_dtype(dtype).is_fp8
+    return isinstance(out, Fp8Tensor) or as_dtype(out.dtype).is_fp8
+
+
+def any_output(space, shape, rows, cols, like, dtype, *, out, scale, amax, rowwise, transpose):
+    """A result of high precision or FP8: `out`, or a new one; `like`: the array whose type it has if nothing else is said."""
+    if is_fp8(dtype, out):
+        return fp8_output(
+            space, "out", shape, rows, cols, dtype, out=out, scale=scale, amax=amax, rowwise=rowwise, transpose=transpose
+        )
+    if transpose or not rowwise:
+        raise ValueError("rowwise and transpose are for FP8 results: others are row-wise")
+    if out is None:
+        out = space.empty(shape, as_dtype(like.dtype if dtype is None else dtype))
+    else:
+        if dtype is not None and as_dtype(dtype) is not as_dtype(out.dtype):
+            raise TypeError(f"dtype = {as_dtype(dtype).name}, and out is {out.dtype}")
+        space.writable("out", space.require("out", out))
+    number, address, rows, cols, ld = space.matrix("out", out)
+    # The library says what a result of high precision may not have.
+    scale, amax = space.slot("scale", scale_of(space, scale)), space.slot("amax", amax)
+    return out, pack_tensor(number, 0, 0, address, rows, cols, ld, 0, 0, scale, 0, 0, 0, 0, amax)
+
+
+_blocks = {}
+
+
+def in_memory(*structs):
+    """Structs one after the other: (object that keeps them, address of each). None gives address 0."""
+    joined = b"".join(s for s in structs if s is not None)
+    size = len(joined)
+    kind = _blocks.get(size)
+    if kind is None:
+        kind = _blocks[size] = ctypes.c_char * size
+    held = kind.from_buffer_copy(joined)
+    at, addresses = ctypes.addressof(held), []
+    for s in structs:
+        addresses.append(at if s is not None else 0)
+        if s is not None:
+            at += len(s)
+    return held, addresses
+
+
+def handle_of(device):
+    """The handle of a Context, or of a device's shared one."""
+    return device.handle if isinstance(device, Context) else shared_context(device).handle
+
+
+def asked(query, *arguments):
+    """Bytes that a query of the library says."""
+    size = ctypes.c_uint64()
+    check(query(*arguments, ctypes.addressof(size)))
+    return size.value
+
+
+def scratch(space, given, query, *arguments):
+    """Workspace: the one given, or as much as the query says: (object that keeps it, address, bytes)."""
+    if given is not None:
+        address, size = space.extent(space.require("workspace", given))
+        return given, address, size
+    size = asked(query, *arguments)
+    if size == 0:
+        return None, 0, 0
+    held, address = space.workspace(size)
+    return held, address, size
