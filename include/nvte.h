@@ -184,6 +184,15 @@ typedef struct nvte_api_t nvte_api_t;
 // Number of the ABI a program is written against: pass it to nvte_api. It changes only if something existing changes.
 #define NVTE_ABI_VERSION 1
 
+// FP8 products keep the tensor core's own accumulator for the whole K (about 14 bits on sm_89 and sm_90).
+#define NVTE_ACCUMULATE_FAST 1
+
+// FP8 products are promoted to f32 as K goes on.
+#define NVTE_ACCUMULATE_PRECISE 2
+
+// Nothing is applied to the result. Numbers 1 to 6 are kept for activations and refused for now.
+#define NVTE_EPILOGUE_NONE 0
+
 // The amax of a period is the largest of its window.
 #define NVTE_AMAX_MAX 0
 
@@ -330,6 +339,43 @@ typedef struct nvte_cast_dbias_args_t {
   // Its size, at least what nvte_cast_dbias_workspace says.
   uint64_t workspace_bytes;
 } nvte_cast_dbias_args_t;
+
+// A product: D[M,N] = alpha * scale_inv_A * scale_inv_B * (A[M,K] B[N,K]^T) + bias[N] + beta * C[M,N].
+//
+// Zero-initialise it and set struct_size, accumulate, alpha, a, b and d; the rest may stay 0.
+typedef struct nvte_gemm_args_t {
+  // sizeof(nvte_gemm_args_t).
+  uint32_t struct_size;
+  // NVTE_ACCUMULATE_FAST or NVTE_ACCUMULATE_PRECISE; 0 is an error. Operands of 16 and 32 bits are accumulated in f32 either way.
+  int32_t accumulate;
+  // 0: a is [M, K]; 1: a is [K, M].
+  int32_t transpose_a;
+  // 0: b is [N, K]; 1: b is [K, N].
+  int32_t transpose_b;
+  // NVTE_EPILOGUE_NONE.
+  int32_t epilogue;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16; looked at only where there is a bias.
+  int32_t bias_dtype;
+  // Factor of the product, on the host: usually 1. With 0, A and B are not read.
+  float alpha;
+  // Factor of C, on the host. With 0, C is not read.
+  float beta;
+  // The first operand. FP8: scale_inv is read (NULL: 1). Where data and data_t are both present they hold the same values, and the
+  // one whose rows run along K is read.
+  const nvte_tensor_t *a;
+  // The second operand; likewise.
+  const nvte_tensor_t *b;
+  // Device: N elements; NULL: none.
+  const void *bias;
+  // f32, f16 or bf16 [M, N]; NULL where beta is 0. It may be d itself: same data, ld and dtype.
+  const nvte_tensor_t *c;
+  // The output [M, N]: f32, f16 or bf16; or FP8, with scale read (NULL: 1), scale_inv written, and the amax of the values before scaling recorded.
+  const nvte_tensor_t *d;
+  // Device memory that the call may use until the stream has passed; its contents do not matter.
+  void *workspace;
+  // Its size, at least what nvte_gemm_workspace says.
+  uint64_t workspace_bytes;
+} nvte_gemm_args_t;
 
 // Arguments of nvte_scaling_update: the caller's arrays over slots slots. Zero-initialise it and set struct_size.
 typedef struct nvte_scaling_update_args_t {
@@ -566,6 +612,75 @@ nvte_status_t nvte_fp8_transpose(nvte_context_t ctx,
                                  const nvte_tensor_t *output,
                                  nvte_stream_t stream);
 
+// The product of FP8 operands, E4M3 and E5M2 in any pair, accumulated in f32 or as the tensor core does (args.accumulate), the bias
+// added in f32 after scaling, rounded once.
+//
+// Shapes: see nvte_gemm_args_t; any M, N, K >= 0; with K = 0 the result is bias + beta * C. Units: sizes and strides in elements.
+// Pointers: args and the tensors it names are host structs; data, slots, bias and workspace are on the device; alpha and beta are host
+// values. Alignment: that of the element type, the workspace 16 bytes; operands whose rows run along K, with bases and row strides that
+// are multiples of 16 bytes and M, N, K multiples of 16, take the fastest path.
+// Aliasing: c may be d; otherwise outputs and workspace must not overlap anything. Stream order: enqueued on stream, nothing waits.
+// Determinism: the same bits at each call with the same arguments on the same device and library versions; see the tolerances in
+// docs for other devices.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED,
+// NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_NOT_CAPTURABLE, NVTE_ERROR_CUBLASLT.
+nvte_status_t nvte_fp8_gemm(nvte_context_t ctx, const nvte_gemm_args_t *args, nvte_stream_t stream);
+
+// The product of f32, f16 or bf16 operands, both of one type, accumulated in f32 (f32 is never computed as TF32).
+//
+// Shapes: as nvte_fp8_gemm. Units: sizes and strides in elements. Pointers: as nvte_fp8_gemm. Alignment: that of the element type, the
+// workspace 16 bytes. Aliasing: c may be d; otherwise outputs and workspace must not overlap anything. Stream order: enqueued on
+// stream, nothing waits. Determinism: the same bits at each call with the same arguments on the same device and library versions.
+//
+// Errors: as nvte_fp8_gemm.
+nvte_status_t nvte_gemm(nvte_context_t ctx, const nvte_gemm_args_t *args, nvte_stream_t stream);
+
+// Bytes of workspace that nvte_fp8_gemm or nvte_gemm needs with these arguments.
+//
+// The answer depends on types, sizes, strides, layouts, flags and the device, and of the pointers only on which are NULL and which are
+// multiples of 16 bytes. NULL counts as a multiple: ask with NULL data before there is memory, if it will be aligned so.
+//
+// Shapes: as nvte_fp8_gemm. Units: bytes. Pointers: host; nothing on the device is touched. Alignment: natural. Aliasing: none.
+// Stream order: none. Determinism: the same answer for the life of the context.
+//
+// Errors: as nvte_fp8_gemm, but pointers are not checked. On an error *bytes is not written.
+nvte_status_t nvte_gemm_workspace(nvte_context_t ctx, const nvte_gemm_args_t *args, uint64_t *bytes);
+
+// Times up to candidates (1 to 64) ways to compute this product on the caller's buffers, OVERWRITING d, and keeps the fastest for
+// later calls of this context with the same types, sizes, strides and alignments. Never needed; off unless called.
+//
+// Shapes: as nvte_fp8_gemm. Units: sizes and strides in elements. Pointers: as nvte_fp8_gemm. Alignment: as nvte_fp8_gemm.
+// Aliasing: as nvte_fp8_gemm. Stream order: runs on stream and waits for it; not during a capture; with NVTE_STREAM_PREPARE nothing is timed.
+// Determinism: the choice depends on timing; carry it to other processes with nvte_gemm_plans_export.
+//
+// Errors: as nvte_fp8_gemm, and NVTE_ERROR_INVALID_VALUE for candidates out of range.
+nvte_status_t nvte_gemm_prepare(nvte_context_t ctx,
+                                const nvte_gemm_args_t *args,
+                                uint32_t candidates,
+                                nvte_stream_t stream);
+
+// The choices that nvte_gemm_prepare made in this context, or that were imported, as lines of text.
+//
+// needed, if not NULL, receives the size in bytes with the ending zero; where size is smaller than that, the text is cut to fit
+// (still ended by a zero if size is not 0). buffer may be NULL where size is 0.
+//
+// Shapes: none. Units: bytes. Pointers: host. Alignment: none. Aliasing: none. Stream order: none. Determinism: lines are sorted.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER.
+nvte_status_t nvte_gemm_plans_export(nvte_context_t ctx, char *buffer, size_t size, size_t *needed);
+
+// Takes over choices that nvte_gemm_plans_export wrote on the same kind of device with the same versions of cuBLASLt and this library;
+// all of the text, or nothing of it.
+//
+// Shapes: none. Units: none. Pointers: a host string. Alignment: none. Aliasing: none. Stream order: none; later calls use the choices.
+// Determinism: calls then take the same kernels as where the choices were made.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_UNSUPPORTED for another device or version,
+// NVTE_ERROR_INVALID_VALUE for a line that is none.
+nvte_status_t nvte_gemm_plans_import(nvte_context_t ctx, const char *text);
+
 // Ends a period for all slots in one launch: rolls the amax histories and makes the new scales (section 4 above).
 //
 // Shapes: arrays over slots, history of slots x (history_len - 1). Units: strides in elements. Pointers: the struct is on the host, the
@@ -606,6 +721,12 @@ struct nvte_api_t {
   nvte_status_t (*dequantize)(nvte_context_t ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream);
   nvte_status_t (*fp8_transpose)(nvte_context_t ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream);
   nvte_status_t (*scaling_update)(nvte_context_t ctx, const nvte_scaling_update_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*gemm_workspace)(nvte_context_t ctx, const nvte_gemm_args_t *args, uint64_t *bytes);
+  nvte_status_t (*fp8_gemm)(nvte_context_t ctx, const nvte_gemm_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*gemm)(nvte_context_t ctx, const nvte_gemm_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*gemm_prepare)(nvte_context_t ctx, const nvte_gemm_args_t *args, uint32_t candidates, nvte_stream_t stream);
+  nvte_status_t (*gemm_plans_export)(nvte_context_t ctx, char *buffer, size_t size, size_t *needed);
+  nvte_status_t (*gemm_plans_import)(nvte_context_t ctx, const char *text);
 };
 
 #ifdef __cplusplus

@@ -7,7 +7,7 @@ mod common;
 use std::mem::{offset_of, size_of};
 
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
-use nvte::capi::{api, context::*, info::*, types::*};
+use nvte::capi::{api, context::*, gemm::*, info::*, types::*};
 
 fn dynamic() -> Dynamic {
     Dynamic::read(&std::fs::read(library()).unwrap())
@@ -93,6 +93,10 @@ fn layouts_are_the_golden_list() {
         nvte_capability_t {
             struct_size, device_type, ordinal, arch, multiprocessors, fp8_cast_hardware, fp8_gemm_hardware, fp8_gemm_k_major_only,
             total_memory, name,
+        }
+        nvte_gemm_args_t {
+            struct_size, accumulate, transpose_a, transpose_b, epilogue, bias_dtype, alpha, beta, a, b, bias, c, d, workspace,
+            workspace_bytes,
         }
     };
     text += &format!("nvte_api_t {}\nnvte_api_t.struct_size 0\nnvte_api_t.reserved 4\n", size_of::<api::nvte_api_t>());

@@ -38,7 +38,7 @@ pub(crate) trait Backend: Send + Sync {
     unsafe fn fill(&self, to: Ptr, byte: u8, bytes: usize, stream: Stream) -> Result<()>;
 
     /// A function of types, sizes, strides and layouts, and of which pointers are null and which multiples of 16.
-    fn gemm_workspace(&self, problem: &ops::gemm::Problem) -> u64;
+    fn gemm_workspace(&self, problem: &ops::gemm::Problem) -> Result<u64>;
     unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()>;
     unsafe fn gemm_prepare(&self, problem: &ops::gemm::Problem, candidates: u32, stream: Stream) -> Result<()>;
     fn gemm_plans_export(&self) -> String;

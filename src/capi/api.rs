@@ -60,6 +60,12 @@ table! {
     dequantize::nvte_dequantize,
     dequantize::nvte_fp8_transpose,
     scaling::nvte_scaling_update,
+    gemm::nvte_gemm_workspace,
+    gemm::nvte_fp8_gemm,
+    gemm::nvte_gemm,
+    gemm::nvte_gemm_prepare,
+    gemm::nvte_gemm_plans_export,
+    gemm::nvte_gemm_plans_import,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

@@ -7,10 +7,7 @@ use super::{
     guard::guard,
     types::*,
 };
-use crate::{
-    context::Device,
-    error::{Error, Status},
-};
+use crate::context::Device;
 
 /// Version of the library, "major.minor.patch".
 ///
@@ -141,23 +138,8 @@ pub unsafe extern "C" fn nvte_capability(ctx: nvte_context_t, capability: *mut n
 pub unsafe extern "C" fn nvte_info(ctx: nvte_context_t, buffer: *mut c_char, size: usize, needed: *mut usize) -> nvte_status_t {
     guard(|| {
         let ctx = if ctx.is_null() { None } else { Some(context(ctx)?) };
-        if buffer.is_null() && size > 0 {
-            return Err(Error::argument(Status::NullPointer, "buffer", "NULL", "is required where size is not 0"));
-        }
-        let text = crate::info(ctx.as_ref()).replace('\0', " ");
-        if size > 0 {
-            let n = text.len().min(size - 1);
-            // SAFETY: room for `size` bytes by contract, of which n + 1 are written.
-            unsafe {
-                std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), n);
-                buffer.add(n).write(0);
-            }
-        }
-        if !needed.is_null() {
-            // SAFETY: writable by contract.
-            unsafe { needed.write(text.len() + 1) };
-        }
-        Ok(())
+        // SAFETY: by contract.
+        unsafe { copy_text(&crate::info(ctx.as_ref()), buffer, size, needed) }
     })
 }
 

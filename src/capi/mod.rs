@@ -7,6 +7,7 @@ pub mod api;
 pub mod cast;
 pub mod context;
 pub mod dequantize;
+pub mod gemm;
 mod guard;
 mod handle;
 pub mod info;

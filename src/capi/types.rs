@@ -2,7 +2,10 @@
 
 #![allow(non_camel_case_types)]
 
-use std::{ffi::c_void, mem};
+use std::{
+    ffi::{c_char, c_void},
+    mem,
+};
 
 use crate::{
     context::Stream,
@@ -167,6 +170,30 @@ pub(crate) unsafe fn read_struct<T: Copy>(name: &str, p: *const T, oldest_size: 
         std::ptr::copy_nonoverlapping(p.cast::<u8>(), std::ptr::from_mut(&mut out).cast(), size);
         Ok(out)
     }
+}
+
+/// Hands text to a caller: as much as fits, ended by a zero, and how much there is.
+///
+/// # Safety
+/// `buffer` has room for `size` bytes; `needed` is null or writable.
+pub(crate) unsafe fn copy_text(text: &str, buffer: *mut c_char, size: usize, needed: *mut usize) -> Result<()> {
+    if buffer.is_null() && size > 0 {
+        return Err(Error::argument(Status::NullPointer, "buffer", "NULL", "is required where size is not 0"));
+    }
+    let text = text.replace('\0', " ");
+    if size > 0 {
+        let n = text.len().min(size - 1);
+        // SAFETY: room for `size` bytes by contract, of which n + 1 are written.
+        unsafe {
+            std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), n);
+            buffer.add(n).write(0);
+        }
+    }
+    if !needed.is_null() {
+        // SAFETY: writable by contract.
+        unsafe { needed.write(text.len() + 1) };
+    }
+    Ok(())
 }
 
 /// Unpacks a tensor.

@@ -175,7 +175,7 @@ pub unsafe fn gemm(ctx: &Context, args: &GemmArgs, stream: Stream) -> Result<()>
 /// Depends on types, sizes, strides, layouts, flags and the device, and of the pointers only on which are null and which are multiples of
 /// 16 bytes (null counts as one that is): ask with null pointers before there is memory, if the memory will be aligned so.
 pub fn gemm_workspace(ctx: &Context, args: &GemmArgs) -> Result<u64> {
-    Ok(ctx.backend().gemm_workspace(&Problem::any(args)?))
+    ctx.backend().gemm_workspace(&Problem::any(args)?)
 }
 
 /// Times up to `candidates` ways to compute this product on the caller's buffers and keeps the fastest for all later calls of this
@@ -333,6 +333,8 @@ impl Problem {
             }
             _ => TensorView::new(DType::F32, Ptr::NULL, m, n),
         };
+        // The stride of a single row means nothing; one form of it makes equal products equal.
+        let stride = |ld: i64| if m == 1 { n } else { ld };
         Ok(Self {
             m,
             n,
@@ -345,10 +347,10 @@ impl Problem {
             bias_dtype: args.bias_dtype,
             c: c.data,
             c_dtype: c.dtype,
-            ldc: c.ld,
+            ldc: stride(c.ld),
             d: d.data,
             d_dtype: d.dtype,
-            ldd: d.ld,
+            ldd: stride(d.ld),
             d_scale: d.scale,
             d_scale_inv: d.scale_inv,
             d_amax: d.amax,
@@ -377,8 +379,8 @@ impl Problem {
             _ => none,
         };
         // Each element of C is read before the one of D in its place is written.
-        let in_place = self.c == self.d && self.c_dtype == self.d_dtype && (self.ldc == self.ldd || self.m <= 1);
-        let workspace = backend.gemm_workspace(self);
+        let in_place = self.c == self.d && self.c_dtype == self.d_dtype && self.ldc == self.ldd;
+        let workspace = backend.gemm_workspace(self)?;
         check::workspace(backend, self.workspace, self.workspace_bytes, workspace)?;
         let inputs = [
             operand("a", &self.a, &args.a, args.transpose_a)?,
@@ -416,5 +418,11 @@ fn operand(name: &'static str, t: &TensorView, transposed: bool, rows: i64) -> R
     // `data` runs along the columns, `data_t` along the rows: take the one that runs along K, if it is there.
     let use_t = !t.data_t.is_null() && (transposed || t.data.is_null());
     let (data, ld) = if use_t { (t.data_t, t.ld_t) } else { (t.data, t.ld) };
-    Ok((Operand { dtype: t.dtype, data, ld, k_major: transposed == use_t, scale_inv: t.scale_inv }, k))
+    let k_major = transposed == use_t;
+    let ld = match (k_major, rows, k) {
+        (true, 1, _) => k,
+        (false, _, 1) => rows,
+        _ => ld,
+    };
+    Ok((Operand { dtype: t.dtype, data, ld, k_major, scale_inv: t.scale_inv }, k))
 }

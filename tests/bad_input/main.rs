@@ -7,6 +7,7 @@ mod common;
 
 mod cast;
 mod framework;
+mod gemm;
 mod scaling;
 
 use framework::{create, try_everything, Function};
@@ -31,14 +32,14 @@ const BASE: [&str; 12] = [
 
 /// One list of descriptions per family.
 fn functions() -> Vec<Function> {
-    [cast::functions(), scaling::functions()].into_iter().flatten().collect()
+    [cast::functions(), gemm::functions(), scaling::functions()].into_iter().flatten().collect()
 }
 
 #[test]
 fn every_function_is_tried() {
     let described = functions();
     for name in NAMES {
-        let tried = BASE.contains(name) || described.iter().any(|f| f.name == *name);
+        let tried = BASE.contains(name) || gemm::BY_HAND.contains(name) || described.iter().any(|f| f.name == *name);
         assert!(tried, "{name} has no description in tests/bad_input");
     }
 }
@@ -49,6 +50,11 @@ fn functions_that_take_data() {
         println!("{}", f.name);
         try_everything(&f);
     }
+}
+
+#[test]
+fn functions_about_plans_of_products() {
+    gemm::the_rest(message);
 }
 
 fn message() -> String {

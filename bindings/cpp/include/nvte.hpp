@@ -66,16 +66,21 @@ T sized() {
 }
 
 namespace detail {
-inline std::string info(nvte_context_t ctx) {
+// Text that `write(buffer, size, needed)` hands out.
+template <class F>
+std::string text(const F &write) {
   std::string text;
   // Twice as a rule: once for the size. What it reports may have grown in between.
   for (std::size_t needed = 1; text.size() < needed;) {
     text.resize(needed);
-    check(api().info(ctx, &text[0], text.size(), &needed));
+    check(write(&text[0], text.size(), &needed));
     if (needed < text.size()) text.resize(needed);
   }
   text.pop_back();
   return text;
+}
+inline std::string info(nvte_context_t ctx) {
+  return text([&](char *buffer, std::size_t size, std::size_t *needed) { return api().info(ctx, buffer, size, needed); });
 }
 }  // namespace detail
 
@@ -155,6 +160,39 @@ class tensor {
 inline void cast_to_fp8(const context &ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream = nullptr) {
   check(api().cast_to_fp8(ctx.get(), input, output, stream));
 }
+
+// How FP8 products are accumulated; there is no default.
+enum class accumulate : std::int32_t { fast = NVTE_ACCUMULATE_FAST, precise = NVTE_ACCUMULATE_PRECISE };
+
+// The arguments of d = a * b^T; change the fields of the result for more. The tensors must outlive it.
+inline nvte_gemm_args_t gemm_args(const nvte_tensor_t *a, const nvte_tensor_t *b, const nvte_tensor_t *d, accumulate mode) {
+  nvte_gemm_args_t args = sized<nvte_gemm_args_t>();
+  args.accumulate = static_cast<std::int32_t>(mode);
+  args.alpha = 1.0f;
+  args.a = a;
+  args.b = b;
+  args.d = d;
+  return args;
+}
+
+inline std::uint64_t gemm_workspace(const context &ctx, const nvte_gemm_args_t &args) {
+  std::uint64_t bytes = 0;
+  check(api().gemm_workspace(ctx.get(), &args, &bytes));
+  return bytes;
+}
+inline void fp8_gemm(const context &ctx, const nvte_gemm_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().fp8_gemm(ctx.get(), &args, stream));
+}
+inline void gemm(const context &ctx, const nvte_gemm_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().gemm(ctx.get(), &args, stream));
+}
+inline void gemm_prepare(const context &ctx, const nvte_gemm_args_t &args, std::uint32_t candidates, nvte_stream_t stream = nullptr) {
+  check(api().gemm_prepare(ctx.get(), &args, candidates, stream));
+}
+inline std::string gemm_plans_export(const context &ctx) {
+  return detail::text([&](char *buffer, std::size_t size, std::size_t *needed) { return api().gemm_plans_export(ctx.get(), buffer, size, needed); });
+}
+inline void gemm_plans_import(const context &ctx, const std::string &text) { check(api().gemm_plans_import(ctx.get(), text.c_str())); }
 
 }  // namespace nvte
 

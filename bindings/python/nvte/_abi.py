@@ -38,6 +38,9 @@ NVTE_SCALING_PER_TENSOR = 1
 NVTE_DEVICE_CPU = 0
 NVTE_DEVICE_CUDA = 1
 NVTE_ABI_VERSION = 1
+NVTE_ACCUMULATE_FAST = 1
+NVTE_ACCUMULATE_PRECISE = 2
+NVTE_EPILOGUE_NONE = 0
 NVTE_AMAX_MAX = 0
 NVTE_AMAX_MOST_RECENT = 1
 
@@ -113,6 +116,26 @@ class nvte_cast_dbias_args_t(Structure):
     ]
 
 
+class nvte_gemm_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("accumulate", c_int32),
+        ("transpose_a", c_int32),
+        ("transpose_b", c_int32),
+        ("epilogue", c_int32),
+        ("bias_dtype", c_int32),
+        ("alpha", c_float),
+        ("beta", c_float),
+        ("a", c_void_p),
+        ("b", c_void_p),
+        ("bias", c_void_p),
+        ("c", c_void_p),
+        ("d", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+    ]
+
+
 class nvte_scaling_update_args_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -158,4 +181,10 @@ FUNCTIONS = {
     "nvte_dequantize": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
     "nvte_fp8_transpose": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
     "nvte_scaling_update": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_gemm_workspace": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_fp8_gemm": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_gemm": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_gemm_prepare": (c_int32, (c_void_p, c_void_p, c_uint32, c_void_p)),
+    "nvte_gemm_plans_export": (c_int32, (c_void_p, c_void_p, c_size_t, c_void_p)),
+    "nvte_gemm_plans_import": (c_int32, (c_void_p, c_char_p)),
 }

@@ -149,8 +149,8 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn gemm_workspace(&self, _problem: &ops::gemm::Problem) -> u64 {
-        0
+    fn gemm_workspace(&self, _problem: &ops::gemm::Problem) -> Result<u64> {
+        Ok(0)
     }
 
     unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()> {

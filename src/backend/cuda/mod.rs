@@ -34,6 +34,7 @@ use jit::Jit;
 pub(crate) struct CudaBackend {
     driver: &'static Driver,
     jit: Jit,
+    gemm: gemm::GemmState,
     ordinal: i32,
     device: i32,
     context: Handle,
@@ -90,7 +91,7 @@ impl CudaBackend {
         }
         let pageable = pageable != 0;
         let jit = Jit::new(arch_name(arch), DiskCache::new(options.cache_dir.clone()), options.library_dirs.clone());
-        Ok(Self { driver, jit, ordinal, device, context, capability, pageable })
+        Ok(Self { driver, jit, gemm: gemm::GemmState::default(), ordinal, device, context, capability, pageable })
     }
 
     /// Makes the device's context current for as long as the result lives.
@@ -115,6 +116,9 @@ fn arch_name(arch: i32) -> String {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
+        if let Ok(_current) = self.enter() {
+            self.gemm.close();
+        }
         // SAFETY: retained once in `new`. Modules belong to the primary context and stay with it: captured graphs may still use them.
         unsafe { (self.driver.primary_ctx_release)(self.device) };
     }
@@ -136,7 +140,9 @@ impl Backend for CudaBackend {
         fields
     }
 
-    fn trim(&self) {}
+    fn trim(&self) {
+        self.gemm.trim();
+    }
 
     fn synchronize(&self, stream: Stream) -> Result<()> {
         let _current = self.enter()?;
@@ -242,23 +248,25 @@ impl Backend for CudaBackend {
         unsafe { scaling::scaling_update(self, args, stream) }
     }
 
-    fn gemm_workspace(&self, _problem: &ops::gemm::Problem) -> u64 {
-        0
+    fn gemm_workspace(&self, problem: &ops::gemm::Problem) -> Result<u64> {
+        gemm::workspace(self, problem)
     }
 
-    unsafe fn gemm(&self, _problem: &ops::gemm::Problem, _stream: Stream) -> Result<()> {
-        Err(Error::new(Status::Unsupported, "GEMM on CUDA is being written"))
+    unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { gemm::gemm(self, problem, stream) }
     }
 
-    unsafe fn gemm_prepare(&self, _problem: &ops::gemm::Problem, _candidates: u32, _stream: Stream) -> Result<()> {
-        Ok(())
+    unsafe fn gemm_prepare(&self, problem: &ops::gemm::Problem, candidates: u32, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { gemm::prepare(self, problem, candidates, stream) }
     }
 
     fn gemm_plans_export(&self) -> String {
-        String::new()
+        gemm::export(self)
     }
 
-    fn gemm_plans_import(&self, _text: &str) -> Result<()> {
-        Ok(())
+    fn gemm_plans_import(&self, text: &str) -> Result<()> {
+        gemm::import(self, text)
     }
 }

@@ -1,6 +1,312 @@
-//! Matrix products on CUDA.
+//! Matrix products on CUDA: cuBLASLt where it computes exactly what is specified, the project's own kernels for everything else.
+//!
+//! Which of them, and which algorithm of cuBLASLt, is decided once per distinct description (see [`plans`]) by its heuristic, so it depends
+//! on the description, the device and the version of the library; timing is done only by an explicit `gemm_prepare`.
 
+mod cublaslt;
 pub(crate) mod kernels;
 pub(crate) mod own;
+mod plans;
 pub mod testing;
 mod tile;
+
+use std::sync::{Arc, OnceLock};
+
+use self::{
+    cublaslt::{CublasLt, LtPlan, Outcome},
+    own::{OwnArgs, OwnKernel},
+    plans::{Choice, Key, Plan, Plans},
+};
+use super::{driver::Handle, jit::not_capturing, launch::Queue, CudaBackend};
+use crate::{
+    context::Stream,
+    debug,
+    error::Result,
+    ops::gemm::{Accumulate, Operand, Problem},
+    tensor::Ptr,
+};
+
+/// A library handle; cuBLASLt's functions on it are thread-safe.
+struct LtHandle(Handle);
+// SAFETY: as said.
+unsafe impl Send for LtHandle {}
+// SAFETY: as said.
+unsafe impl Sync for LtHandle {}
+
+/// What a context keeps for its products.
+#[derive(Default)]
+pub(super) struct GemmState {
+    plans: Plans,
+    /// Whether cuBLASLt is there is settled once per context, so that the same call takes the same path at every step.
+    library: OnceLock<Option<&'static CublasLt>>,
+    handle: OnceLock<Option<LtHandle>>,
+}
+
+impl GemmState {
+    fn library(&self, backend: &CudaBackend) -> Option<&'static CublasLt> {
+        *self.library.get_or_init(|| {
+            CublasLt::get(backend.jit.library_dirs())
+                .inspect_err(|e| debug::log(1, || format!("{e}; products run on the library's own kernels")))
+                .ok()
+        })
+    }
+
+    /// The handle, made at first use; `None` where there is no cuBLASLt or it does not work here.
+    fn handle(&self, queue: &Queue<'_>) -> Result<Option<(&'static CublasLt, Handle)>> {
+        let Some(lt) = self.library(queue.backend) else { return Ok(None) };
+        if self.handle.get().is_none() {
+            not_capturing(queue.backend.driver, queue.stream, "cuBLASLt is not initialised yet")?;
+        }
+        let handle = self.handle.get_or_init(|| {
+            lt.new_handle().inspect_err(|e| debug::log(1, || format!("{e}; products run on the library's own kernels"))).ok().map(LtHandle)
+        });
+        Ok(handle.as_ref().map(|h| (lt, h.0)))
+    }
+
+    pub(super) fn trim(&self) {
+        self.plans.clear();
+    }
+
+    /// Ends the handle. The device's context is current.
+    pub(super) fn close(&mut self) {
+        if let (Some(Some(lt)), Some(Some(handle))) = (self.library.get(), self.handle.take()) {
+            // SAFETY: made by `new_handle`, taken out just now.
+            unsafe { lt.end_handle(handle.0) };
+        }
+    }
+}
+
+/// Bytes of workspace: cuBLASLt's scratch memory where it serves (and room to align it), else what the own kernels pack into.
+pub(super) fn workspace(backend: &CudaBackend, p: &Problem) -> Result<u64> {
+    let arch = backend.capability.arch;
+    if cublaslt::serves(arch, p) && backend.gemm.library(backend).is_some() {
+        return Ok(cublaslt::scratch(p) + 240);
+    }
+    own::workspace(arch, &own_args(p, None))
+}
+
+/// # Safety
+/// Problem validated, pointers live.
+pub(super) unsafe fn gemm(backend: &CudaBackend, p: &Problem, stream: Stream) -> Result<()> {
+    let queue = Queue::new(backend, stream)?;
+    let state = &backend.gemm;
+    let key = Key::new(p);
+    let plan = match state.plans.get(&key) {
+        Some(plan) => plan,
+        None => new_plan(&queue, p, key)?,
+    };
+    if let (Plan::CublasLt(plan), Some(Some(handle))) = (&*plan, state.handle.get()) {
+        if stream.is_prepare() {
+            return Ok(());
+        }
+        // SAFETY: forwarded contract; the workspace was checked against `workspace`.
+        match unsafe { plan.run(handle.0, p, stream.0)? } {
+            Outcome::Enqueued => {
+                debug::log(2, || format!("gemm {}: {}", text(p), plan.describe()));
+                return Ok(());
+            }
+            Outcome::Refused(code) => {
+                debug::log(1, || format!("gemm {}: cuBLASLt refuses its own choice ({code}): own kernel", text(p)));
+                state.plans.insert(key, Plan::Own);
+            }
+        }
+    }
+    // SAFETY: forwarded contract.
+    unsafe { own::run(&queue, &fitting(backend, p)?) }
+}
+
+#[cold]
+fn new_plan(queue: &Queue<'_>, p: &Problem, key: Key) -> Result<Arc<Plan>> {
+    let backend = queue.backend;
+    let plan = match cublaslt_plan(queue, p, &key)? {
+        Some(plan) => {
+            debug::log(1, || format!("gemm {}: {}", text(p), plan.describe()));
+            Plan::CublasLt(plan)
+        }
+        None => {
+            let args = fitting(backend, p)?;
+            let (arch, multiprocessors) = (backend.capability.arch, queue.multiprocessors());
+            debug::log(1, || format!("gemm {}: {}", text(p), own::describe(arch, multiprocessors, &args).unwrap_or_default()));
+            Plan::Own
+        }
+    };
+    Ok(backend.gemm.plans.insert(key, plan))
+}
+
+/// cuBLASLt's plan for it: the one chosen by timing, else its heuristic's first.
+fn cublaslt_plan(queue: &Queue<'_>, p: &Problem, key: &Key) -> Result<Option<LtPlan>> {
+    let state = &queue.backend.gemm;
+    if !cublaslt::serves(queue.backend.capability.arch, p) {
+        return Ok(None);
+    }
+    let Some((lt, handle)) = state.handle(queue)? else { return Ok(None) };
+    let chosen = match state.plans.choice(key) {
+        Some(Choice::Own) => return Ok(None),
+        Some(Choice::CublasLt(algo)) => LtPlan::with_algo(lt, handle, p, &algo),
+        None => None,
+    };
+    let first = || LtPlan::candidates(lt, handle, p, key, 1).and_then(|all| all.into_iter().next());
+    Ok(chosen.or_else(first))
+}
+
+/// Times cuBLASLt's candidates and the own kernel, and keeps the fastest.
+///
+/// # Safety
+/// As [`gemm`].
+pub(super) unsafe fn prepare(backend: &CudaBackend, p: &Problem, candidates: u32, stream: Stream) -> Result<()> {
+    let queue = Queue::new(backend, stream)?;
+    not_capturing(backend.driver, stream, "candidates cannot be timed")?;
+    let key = Key::new(p);
+    if stream.is_prepare() {
+        new_plan(&queue, p, key)?;
+        return Ok(());
+    }
+    let found = match cublaslt::serves(backend.capability.arch, p) {
+        true => backend.gemm.handle(&queue)?.map(|(lt, handle)| (handle, LtPlan::candidates(lt, handle, p, &key, candidates as usize))),
+        false => None,
+    };
+    // With one way to compute it there is nothing to time.
+    let Some((handle, Some(plans))) = found else {
+        new_plan(&queue, p, key)?;
+        return Ok(());
+    };
+    let mut best = (f32::INFINITY, Choice::Own);
+    for plan in &plans {
+        // SAFETY: forwarded contract.
+        let once = || unsafe { plan.run(handle, p, stream.0) }.map(|o| matches!(o, Outcome::Enqueued));
+        if let Some(t) = milliseconds(&queue, once)? {
+            debug::log(1, || format!("gemm {}: {t:.4} ms: {}", text(p), plan.describe()));
+            if t < best.0 {
+                best = (t, Choice::CublasLt(plan.algo));
+            }
+        }
+    }
+    let args = fitting(backend, p)?;
+    // SAFETY: forwarded contract.
+    if let Some(t) = milliseconds(&queue, || unsafe { own::run(&queue, &args) }.map(|()| true))? {
+        debug::log(1, || format!("gemm {}: {t:.4} ms: own kernel", text(p)));
+        if t < best.0 {
+            best = (t, Choice::Own);
+        }
+    }
+    backend.gemm.plans.choose(key, best.1);
+    new_plan(&queue, p, key)?;
+    Ok(())
+}
+
+/// The least of three measurements of a few calls each; `None` where a call was refused.
+fn milliseconds(queue: &Queue<'_>, once: impl Fn() -> Result<bool>) -> Result<Option<f32>> {
+    const CALLS: u32 = 5;
+    let driver = queue.backend.driver;
+    struct Event(Handle, &'static super::driver::Driver);
+    impl Drop for Event {
+        fn drop(&mut self) {
+            // SAFETY: made below, ended once.
+            unsafe { (self.1.event_destroy)(self.0) };
+        }
+    }
+    let event = || -> Result<Event> {
+        let mut e = std::ptr::null_mut();
+        // SAFETY: an out-pointer.
+        driver.check("cuEventCreate", unsafe { (driver.event_create)(&mut e, 0) })?;
+        Ok(Event(e, driver))
+    };
+    // SAFETY: a live event and the caller's stream.
+    let record = |e: &Event| driver.check("cuEventRecord", unsafe { (driver.event_record)(e.0, queue.stream.0) });
+    let (start, end) = (event()?, event()?);
+    // The first call loads kernels.
+    if !once()? {
+        return Ok(None);
+    }
+    let mut least = f32::INFINITY;
+    for _ in 0..3 {
+        record(&start)?;
+        for _ in 0..CALLS {
+            once()?;
+        }
+        record(&end)?;
+        let mut t = 0.0;
+        // SAFETY: recorded events; an out-pointer.
+        unsafe {
+            driver.check("cuEventSynchronize", (driver.event_synchronize)(end.0))?;
+            driver.check("cuEventElapsedTime", (driver.event_elapsed)(&mut t, start.0, end.0))?;
+        }
+        least = least.min(t / CALLS as f32);
+    }
+    Ok(Some(least))
+}
+
+/// Device and version of cuBLASLt, which timed choices depend on.
+fn origin(backend: &CudaBackend) -> String {
+    let lt = backend.gemm.library(backend).map_or(0, CublasLt::version);
+    format!("{} cublasLt {lt} nvte {}", backend.capability.name, crate::VERSION)
+}
+
+pub(super) fn export(backend: &CudaBackend) -> String {
+    backend.gemm.plans.export(&origin(backend))
+}
+
+pub(super) fn import(backend: &CudaBackend, text: &str) -> Result<()> {
+    backend.gemm.plans.import(&origin(backend), text)
+}
+
+/// For the own kernels. Where cuBLASLt was expected and has refused, the workspace may be too small to pack into: then the kernel that
+/// packs nothing serves.
+fn fitting(backend: &CudaBackend, p: &Problem) -> Result<OwnArgs> {
+    let args = own_args(p, None);
+    let needed = own::workspace(backend.capability.arch, &args)?;
+    Ok(if needed <= p.workspace_bytes { args } else { own_args(p, Some(OwnKernel::Simt)) })
+}
+
+fn own_args(p: &Problem, force: Option<OwnKernel>) -> OwnArgs {
+    // To the own kernels an unknown address may have any alignment; here it is promised to be aligned.
+    let operand = |o: &Operand| own::Operand {
+        dtype: o.dtype,
+        data: if o.data.is_null() { Ptr(256) } else { o.data },
+        ld: o.ld,
+        k_major: o.k_major,
+        scale_inv: o.scale_inv,
+    };
+    OwnArgs {
+        m: p.m,
+        n: p.n,
+        k: p.k,
+        a: operand(&p.a),
+        b: operand(&p.b),
+        d: p.d,
+        d_dtype: p.d_dtype,
+        ldd: p.ldd,
+        c: p.c,
+        c_dtype: p.c_dtype,
+        ldc: p.ldc,
+        bias: p.bias,
+        bias_dtype: p.bias_dtype,
+        d_scale: p.d_scale,
+        d_scale_inv: p.d_scale_inv,
+        amax: p.d_amax,
+        alpha: p.alpha,
+        beta: p.beta,
+        fast_accumulate: p.accumulate == Accumulate::Fast,
+        workspace: p.workspace,
+        workspace_bytes: p.workspace_bytes,
+        force,
+    }
+}
+
+fn text(p: &Problem) -> String {
+    let layout = |o: &Operand| if o.k_major { "" } else { "^T" };
+    format!(
+        "[{}, {}, {}] {}{} x {}{} -> {}{}{} {:?}",
+        p.m,
+        p.n,
+        p.k,
+        p.a.dtype.name(),
+        layout(&p.a),
+        p.b.dtype.name(),
+        layout(&p.b),
+        p.d_dtype.name(),
+        if p.bias.is_null() { "" } else { " + bias" },
+        if p.beta == 0.0 { "" } else { " + C" },
+        p.accumulate
+    )
+}

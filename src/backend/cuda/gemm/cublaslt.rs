@@ -1,0 +1,374 @@
+//! cuBLASLt: its functions, resolved at first use into a table that returns plain integers, and one product as it wants to be asked.
+//!
+//! cuBLASLt is column-major. A row-major D[M,N] is to it the matrix Dᵀ[N,M], so it is asked for `Dᵀ = B · Aᵀ`: its A is our B.
+
+use std::{
+    ffi::{c_int, c_void, CStr},
+    path::PathBuf,
+    ptr,
+    sync::OnceLock,
+};
+
+use cudarc::cublaslt::sys::{
+    cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulAlgoConfigAttributes_t as AlgoAttribute, cublasLtMatmulAlgo_t,
+    cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulDescOpaque_t, cublasLtMatmulHeuristicResult_t,
+    cublasLtMatmulPreferenceAttributes_t as PrefAttribute, cublasLtReductionScheme_t, cudaDataType_t,
+};
+
+use super::plans::Key;
+use crate::{
+    backend::cuda::{
+        driver::Handle,
+        library::{self, Library},
+    },
+    error::{Error, Result, Status},
+    ops::gemm::{Accumulate, Operand, Problem},
+    tensor::{DType, Ptr},
+};
+
+/// `cublasLtMatmulDescOpaque_t` of CUDA 12.2 and later: 256 bytes without pointers into themselves, so a copy is a descriptor too.
+pub(super) type Desc = [u64; 32];
+const _: () = assert!(size_of::<Desc>() == size_of::<cublasLtMatmulDescOpaque_t>());
+/// `cublasLtMatrixLayoutOpaque_t` (64 bytes; 112 since CUDA 13.1) and `cublasLtMatmulPreferenceOpaque_t` (64; 96).
+/// Their initialisers are told how much room there is.
+type Opaque = [u64; 16];
+/// `cublasLtMatmulAlgo_t`: plain data that may be written down and read back with the same version of cuBLASLt.
+pub(super) type Algo = [u64; 8];
+const _: () = assert!(size_of::<Algo>() == size_of::<cublasLtMatmulAlgo_t>());
+
+/// `cublasLtMatmulHeuristicResult_t`, its status as a plain integer.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Found {
+    algo: Algo,
+    workspace: usize,
+    state: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+const _: () = assert!(size_of::<Found>() == size_of::<cublasLtMatmulHeuristicResult_t>());
+
+/// Statuses with which cuBLASLt refuses a product before anything is enqueued.
+const REFUSALS: [c_int; 3] = [7, 8, 15];
+
+macro_rules! table {
+    ($($field:ident = $symbol:literal : fn($($arg:ty),*) -> $ret:ty;)*) => {
+        /// cuBLASLt's functions.
+        pub(crate) struct CublasLt {
+            library: Library,
+            $($field: unsafe extern "C" fn($($arg),*) -> $ret,)*
+        }
+
+        impl CublasLt {
+            fn resolve(library: Library) -> Result<Self> {
+                Ok(Self {
+                    $($field: {
+                        let p = library.symbol($symbol).ok_or_else(|| Error::new(
+                            Status::CublasLtNotFound,
+                            format!("{} lacks {}", library.name(), $symbol.to_string_lossy()),
+                        ))?;
+                        // SAFETY: cuBLASLt's ABI fixes this function's signature.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) -> $ret>(p) }
+                    },)*
+                    library,
+                })
+            }
+        }
+    };
+}
+
+table! {
+    get_version = c"cublasLtGetVersion": fn() -> usize;
+    create = c"cublasLtCreate": fn(*mut Handle) -> c_int;
+    destroy = c"cublasLtDestroy": fn(Handle) -> c_int;
+    desc_init = c"cublasLtMatmulDescInit_internal": fn(*mut Desc, usize, c_int, c_int) -> c_int;
+    desc_set = c"cublasLtMatmulDescSetAttribute": fn(*mut Desc, c_int, *const c_void, usize) -> c_int;
+    layout_init = c"cublasLtMatrixLayoutInit_internal": fn(*mut Opaque, usize, c_int, u64, u64, i64) -> c_int;
+    preference_init = c"cublasLtMatmulPreferenceInit_internal": fn(*mut Opaque, usize) -> c_int;
+    preference_set = c"cublasLtMatmulPreferenceSetAttribute": fn(*mut Opaque, c_int, *const c_void, usize) -> c_int;
+    heuristic = c"cublasLtMatmulAlgoGetHeuristic": fn(Handle, *const Desc, *const Opaque, *const Opaque, *const Opaque, *const Opaque, *const Opaque, c_int, *mut Found, *mut c_int) -> c_int;
+    check = c"cublasLtMatmulAlgoCheck": fn(Handle, *const Desc, *const Opaque, *const Opaque, *const Opaque, *const Opaque, *const Algo, *mut Found) -> c_int;
+    algo_get = c"cublasLtMatmulAlgoConfigGetAttribute": fn(*const Algo, c_int, *mut c_void, usize, *mut usize) -> c_int;
+    matmul = c"cublasLtMatmul": fn(Handle, *const Desc, *const f32, *const c_void, *const Opaque, *const c_void, *const Opaque, *const f32, *const c_void, *const Opaque, *mut c_void, *const Opaque, *const Algo, *mut c_void, usize, Handle) -> c_int;
+    status_name = c"cublasLtGetStatusName": fn(c_int) -> *const std::ffi::c_char;
+}
+
+impl CublasLt {
+    /// cuBLASLt, found and opened at first use; where it was not found, the next context looks again.
+    pub(crate) fn get(dirs: &[PathBuf]) -> Result<&'static CublasLt> {
+        static LIBRARY: OnceLock<CublasLt> = OnceLock::new();
+        if let Some(l) = LIBRARY.get() {
+            return Ok(l);
+        }
+        let library = library::find(&library::CUBLAS_LT, dirs).ok_or_else(|| {
+            Error::new(
+                Status::CublasLtNotFound,
+                "cuBLASLt (libcublasLt.so.13 or .12) was not found: `pip install nvidia-cublas`, or name its folder in NVTE_LIBRARY_PATH",
+            )
+        })?;
+        let loaded = Self::resolve(library)?;
+        Ok(LIBRARY.get_or_init(|| loaded))
+    }
+
+    /// 130100 for 13.1.0.
+    pub(crate) fn version(&self) -> usize {
+        // SAFETY: no arguments.
+        unsafe { (self.get_version)() }
+    }
+
+    /// A handle for the current CUDA context. Allocates.
+    pub(super) fn new_handle(&self) -> Result<Handle> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: an out-pointer.
+        let code = unsafe { (self.create)(&mut handle) };
+        match code {
+            0 => Ok(handle),
+            _ => Err(self.error("cublasLtCreate", code)),
+        }
+    }
+
+    /// # Safety
+    /// A handle of [`CublasLt::new_handle`], not used afterwards.
+    pub(super) unsafe fn end_handle(&self, handle: Handle) {
+        // SAFETY: by contract.
+        unsafe { (self.destroy)(handle) };
+    }
+
+    fn error(&self, what: &str, code: c_int) -> Error {
+        // SAFETY: gives a static string for every number.
+        let name = unsafe {
+            let p = (self.status_name)(code);
+            if p.is_null() {
+                "unknown".into()
+            } else {
+                CStr::from_ptr(p).to_string_lossy()
+            }
+        };
+        Error::with_code(Status::CublasLt, code, format!("{what} of {} returned {code} ({name})", self.library.name()))
+    }
+
+    fn set<T>(&self, desc: &mut Desc, attribute: DescAttribute, value: &T) -> Option<()> {
+        // SAFETY: an initialised descriptor; the value has the size passed.
+        let code = unsafe { (self.desc_set)(desc, attribute as c_int, ptr::from_ref(value).cast(), size_of::<T>()) };
+        (code == 0).then_some(())
+    }
+
+    fn layout(&self, dtype: DType, rows: i64, cols: i64, ld: i64) -> Option<Opaque> {
+        let mut layout = Opaque::default();
+        // SAFETY: room as passed.
+        let code = unsafe { (self.layout_init)(&mut layout, size_of::<Opaque>(), data_type(dtype), rows as u64, cols as u64, ld) };
+        (code == 0).then_some(layout)
+    }
+}
+
+fn data_type(t: DType) -> c_int {
+    let t = match t {
+        DType::F32 => cudaDataType_t::CUDA_R_32F,
+        DType::F16 => cudaDataType_t::CUDA_R_16F,
+        DType::Bf16 => cudaDataType_t::CUDA_R_16BF,
+        DType::E4m3 => cudaDataType_t::CUDA_R_8F_E4M3,
+        DType::E5m2 => cudaDataType_t::CUDA_R_8F_E5M2,
+    };
+    t as c_int
+}
+
+/// Scratch memory that cuBLASLt may choose its algorithm for: sixteen slices of K of this result, whole mebibytes, 32 MiB at most.
+pub(super) fn scratch(p: &Problem) -> u64 {
+    const MIB: u64 = 1 << 20;
+    let slices = (p.m as u64).saturating_mul(p.n as u64).saturating_mul(64);
+    slices.div_ceil(MIB).clamp(1, 32) * MIB
+}
+
+/// Whether cuBLASLt can compute this product exactly as specified. It may still refuse; these are its published conditions, and those
+/// under which it adds the bias without another rounding.
+pub(super) fn serves(arch: i32, p: &Problem) -> bool {
+    const LIMIT: i64 = i32::MAX as i64;
+    let (a, b, d) = (p.a.dtype, p.b.dtype, p.d_dtype);
+    let aligned = |ptr: Ptr| ptr.0 % 16 == 0;
+    if p.m == 0 || p.n == 0 || p.k == 0 || p.m > LIMIT || p.n > LIMIT || p.k > LIMIT {
+        return false;
+    }
+    if p.beta != 0.0 && p.c_dtype != d {
+        return false;
+    }
+    if a.is_fp8() {
+        let k_major = p.a.k_major && p.b.k_major;
+        let multiples = [p.k, p.n, p.a.ld, p.b.ld].iter().all(|v| v % 16 == 0);
+        let row = d.size() as i64;
+        let rows = (p.ldd * row) % 16 == 0 && (p.beta == 0.0 || (p.ldc * row) % 16 == 0);
+        let bases = [p.a.data, p.b.data, p.c, p.d].into_iter().all(aligned);
+        // The datacentre parts of the 10.x family read other layouts too.
+        let layouts = k_major || (100..120).contains(&arch) && p.m % 16 == 0;
+        let bias = p.bias.is_null() || aligned(p.bias) && p.bias_dtype == if d == DType::F32 { DType::Bf16 } else { d };
+        return arch >= 89 && (a, b) != (DType::E5m2, DType::E5m2) && !d.is_fp8() && layouts && multiples && rows && bases && bias;
+    }
+    (d == a || d == DType::F32) && (p.bias.is_null() || aligned(p.bias) && p.bias_dtype == d)
+}
+
+/// A product as cuBLASLt knows it: immutable, shared by threads. Pointers go into a copy of the descriptor at each call.
+pub(super) struct LtPlan {
+    lt: &'static CublasLt,
+    desc: Desc,
+    /// Our B, our A, C, D.
+    layouts: [Opaque; 4],
+    pub(super) algo: Algo,
+    pub(super) workspace: usize,
+}
+
+/// How a call of cuBLASLt ended.
+pub(super) enum Outcome {
+    Enqueued,
+    /// Refused with this status, and nothing was enqueued.
+    Refused(c_int),
+}
+
+impl LtPlan {
+    /// Everything but the algorithm.
+    fn new(lt: &'static CublasLt, p: &Problem) -> Option<Self> {
+        let mut desc = Desc::default();
+        let (compute, scale) = (cublasComputeType_t::CUBLAS_COMPUTE_32F as c_int, data_type(DType::F32));
+        // SAFETY: room as passed.
+        if unsafe { (lt.desc_init)(&mut desc, size_of::<Desc>(), compute, scale) } != 0 {
+            return None;
+        }
+        // K-major rows are, column by column, the matrix [K, rows].
+        let operand = |o: &Operand, rows: i64| match o.k_major {
+            true => lt.layout(o.dtype, p.k, rows, o.ld),
+            false => lt.layout(o.dtype, rows, p.k, o.ld),
+        };
+        lt.set(&mut desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &i32::from(p.b.k_major))?;
+        lt.set(&mut desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &i32::from(!p.a.k_major))?;
+        if p.a.dtype.is_fp8() {
+            lt.set(&mut desc, DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(p.accumulate == Accumulate::Fast))?;
+        }
+        if !p.bias.is_null() {
+            lt.set(&mut desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32))?;
+            lt.set(&mut desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &data_type(p.bias_dtype))?;
+        }
+        let d = lt.layout(p.d_dtype, p.n, p.m, p.ldd)?;
+        let c = if p.beta == 0.0 { d } else { lt.layout(p.c_dtype, p.n, p.m, p.ldc)? };
+        let layouts = [operand(&p.b, p.n)?, operand(&p.a, p.m)?, c, d];
+        Some(Self { lt, desc, layouts, algo: Algo::default(), workspace: 0 })
+    }
+
+    /// With an algorithm chosen earlier, if this cuBLASLt accepts it.
+    pub(super) fn with_algo(lt: &'static CublasLt, handle: Handle, p: &Problem, algo: &Algo) -> Option<Self> {
+        let mut plan = Self::new(lt, p)?;
+        let (desc, mut found) = (plan.with_pointers(p)?, Found::default());
+        let [b, a, c, d] = &plan.layouts;
+        // SAFETY: a live handle; initialised descriptors; an out-pointer.
+        let code = unsafe { (lt.check)(handle, &desc, b, a, c, d, algo, &mut found) };
+        if code != 0 || found.state > 0 || found.workspace as u64 > scratch(p) {
+            return None;
+        }
+        (plan.algo, plan.workspace) = (*algo, found.workspace);
+        Some(plan)
+    }
+
+    /// Up to `count` plans, the heuristic's first choice first.
+    pub(super) fn candidates(lt: &'static CublasLt, handle: Handle, p: &Problem, key: &Key, count: usize) -> Option<Vec<Self>> {
+        let plan = Self::new(lt, p)?;
+        let desc = plan.with_pointers(p)?;
+        let mut preference = Opaque::default();
+        // SAFETY: room as passed.
+        if unsafe { (lt.preference_init)(&mut preference, size_of::<Opaque>()) } != 0 {
+            return None;
+        }
+        let mut set = |attribute: PrefAttribute, value: u64, size: usize| {
+            // SAFETY: an initialised preference; on a little-endian machine the first `size` bytes are the value.
+            let code = unsafe { (lt.preference_set)(&mut preference, attribute as c_int, ptr::from_ref(&value).cast(), size) };
+            (code == 0).then_some(())
+        };
+        set(PrefAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, scratch(p), 8)?;
+        // Slices of K are added in f32, never in the output's type.
+        let schemes = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u64;
+        set(PrefAttribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes, 4)?;
+        let [a, b, c, d] = key.alignments();
+        set(PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b, 4)?;
+        set(PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a, 4)?;
+        set(PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c, 4)?;
+        set(PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, d, 4)?;
+        let mut found = vec![Found::default(); count];
+        let mut n: c_int = 0;
+        let [b, a, c, d] = &plan.layouts;
+        // SAFETY: a live handle; initialised descriptors; room for `count` results.
+        let code = unsafe { (lt.heuristic)(handle, &desc, b, a, c, d, &preference, count as c_int, found.as_mut_ptr(), &mut n) };
+        if code != 0 {
+            return None;
+        }
+        found.truncate(n.max(0) as usize);
+        let good = found.iter().filter(|f| f.state == 0 && f.workspace as u64 <= scratch(p));
+        Some(good.map(|f| Self { lt, desc: plan.desc, layouts: plan.layouts, algo: f.algo, workspace: f.workspace }).collect())
+    }
+
+    /// The descriptor with the addresses of one call.
+    #[inline]
+    fn with_pointers(&self, p: &Problem) -> Option<Desc> {
+        let mut desc = self.desc;
+        if p.a.dtype.is_fp8() {
+            self.lt.set(&mut desc, DescAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p.b.scale_inv.0)?;
+            self.lt.set(&mut desc, DescAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p.a.scale_inv.0)?;
+        }
+        if !p.bias.is_null() {
+            self.lt.set(&mut desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias.0)?;
+        }
+        Some(desc)
+    }
+
+    /// Enqueues the product.
+    ///
+    /// # Safety
+    /// The problem has this plan's key, its pointers are live, the workspace has `scratch` bytes from the next multiple of 256.
+    #[inline]
+    pub(super) unsafe fn run(&self, handle: Handle, p: &Problem, stream: Handle) -> Result<Outcome> {
+        let Some(desc) = self.with_pointers(p) else { return Ok(Outcome::Refused(7)) };
+        let [b, a, c, d] = &self.layouts;
+        let old = if p.beta == 0.0 { p.d } else { p.c };
+        let workspace = p.workspace.0.next_multiple_of(256) as *mut c_void;
+        // SAFETY: by contract.
+        let code = unsafe {
+            (self.lt.matmul)(
+                handle,
+                &desc,
+                &p.alpha,
+                p.b.data.as_ptr(),
+                b,
+                p.a.data.as_ptr(),
+                a,
+                &p.beta,
+                old.as_ptr(),
+                c,
+                p.d.as_ptr(),
+                d,
+                &self.algo,
+                workspace,
+                self.workspace,
+                stream,
+            )
+        };
+        match code {
+            0 => Ok(Outcome::Enqueued),
+            code if REFUSALS.contains(&code) => Ok(Outcome::Refused(code)),
+            code => Err(self.lt.error("cublasLtMatmul", code)),
+        }
+    }
+
+    /// Which of cuBLASLt's kernels it is, in its own numbers.
+    pub(super) fn describe(&self) -> String {
+        let get = |attribute: AlgoAttribute| {
+            let (mut v, mut written) = (-1i32, 0usize);
+            // SAFETY: four bytes of room; an out-pointer.
+            unsafe { (self.lt.algo_get)(&self.algo, attribute as c_int, ptr::from_mut(&mut v).cast(), 4, &mut written) };
+            v
+        };
+        format!(
+            "cuBLASLt {}, algorithm {}, tile {}, stages {}, split {}, workspace {}",
+            self.lt.version(),
+            get(AlgoAttribute::CUBLASLT_ALGO_CONFIG_ID),
+            get(AlgoAttribute::CUBLASLT_ALGO_CONFIG_TILE_ID),
+            get(AlgoAttribute::CUBLASLT_ALGO_CONFIG_STAGES_ID),
+            get(AlgoAttribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
+            self.workspace
+        )
+    }
+}
