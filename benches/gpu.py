@@ -13,7 +13,6 @@ Needs torch with CUDA; nvte finds its library as always (NVTE_LIBRARY).
 """
 
 import argparse
-import ctypes
 import gc
 import json
 import os
@@ -21,7 +20,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 
@@ -30,182 +28,27 @@ os.environ.setdefault("NVTE_DEBUG", "1")
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from gpu_host import section_first, section_host  # noqa: E402
+from gpu_timing import (  # noqa: E402
+    BF16,
+    E4M3,
+    E5M2,
+    OutOfTime,
+    Run,
+    compare,
+    difference,
+    fp8_room,
+    memory_row,
+    normal,
+    one,
+    quantized,
+    ratio,
+    scaled_mm,
+    sets,
+)
 
 import nvte  # noqa: E402
 from nvte import ops  # noqa: E402
-
-E4M3, E5M2, BF16, F32 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float32
-COLD_BYTES = 200e6
-
-
-class OutOfTime(Exception):
-    """The budget is spent."""
-
-
-class Run:
-    """Options, results, and the clock."""
-
-    def __init__(self, options):
-        self.options = options
-        self.started = time.monotonic()
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self.rounds = 3 if options.quick else 7
-        self.segment = 4e-3 if options.quick else 10e-3
-        self.copy_rate = None
-        self.stream = torch.cuda.Stream()
-        self.lines = []
-        self.results = {}
-        self.section = None
-        self.failed = 0
-
-    def elapsed(self):
-        return time.monotonic() - self.started
-
-    def check_time(self):
-        if self.elapsed() > self.options.budget:
-            raise OutOfTime(f"{self.elapsed():.0f} s of {self.options.budget:.0f} s spent")
-
-    def put(self, name, **fields):
-        """One row."""
-        if self.lines:
-            fields["log"], self.lines = self.lines[:8], []
-        self.results.setdefault(self.section, {})[name] = fields
-        shown = [f"{k}={text(v)}" for k, v in fields.items() if k != "log" and not isinstance(v, (list, dict))]
-        print(f"{self.section:<10} {name:<44} {'  '.join(shown)}", flush=True)
-
-    def row(self, name, function):
-        """Runs `function`, which puts rows; an error becomes a row."""
-        self.check_time()
-        try:
-            function()
-        except OutOfTime:
-            raise
-        except Exception as e:
-            self.failed += 1
-            where = traceback.extract_tb(e.__traceback__)[-1]
-            self.put(name, error=f"{type(e).__name__}: {str(e)[:300]}", where=f"{os.path.basename(where.filename)}:{where.lineno}")
-            torch.cuda.synchronize()
-
-
-def text(v):
-    if isinstance(v, float):
-        return f"{v:.3g}" if abs(v) < 1000 else f"{v:.0f}"
-    return str(v)
-
-
-def captured(closures, stream):
-    """A graph of one call of each closure. Results of the calls are kept, so that no two calls share an output."""
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        # Twice: plans are made and kernels loaded, which a capture does not allow, and lazily loaded ones have run.
-        for _ in range(2):
-            closures[0]()
-        for f in closures[1:]:
-            f()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        kept = []
-        graph.capture_begin()
-        try:
-            # Few large sets: several passes, so that the gap between two replays does not count.
-            for _ in range(max(1, 8 // len(closures))):
-                kept = [f() for f in closures]
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph.kept = kept
-    graph.calls = len(closures) * max(1, 8 // len(closures))
-    return graph
-
-
-def seconds(graph, replays, start, end):
-    """Time of one call inside `replays` replays."""
-    start.record()
-    for _ in range(replays):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e-3 / (replays * graph.calls)
-
-
-def compare(run, sides):
-    """{name: list of closures, one per set of buffers} -> {name: (median seconds, seconds per round)}."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graphs, replays, times = {}, {}, {}
-    for name, closures in sides.items():
-        graphs[name] = captured(closures, run.stream)
-        seconds(graphs[name], 2, start, end)
-        once = seconds(graphs[name], 3, start, end) * graphs[name].calls
-        replays[name] = max(1, min(2000, round(run.segment / once)))
-        times[name] = []
-    for i in range(run.rounds):
-        # Each side goes first in turn: neither profits from what the other did to the clocks.
-        for name, graph in list(graphs.items())[:: -1 if i % 2 else 1]:
-            times[name].append(seconds(graph, replays[name], start, end))
-    return {name: (statistics.median(t), t) for name, t in times.items()}
-
-
-def ratio(found, peer, ours):
-    """Median over the rounds of peer time / our time."""
-    return statistics.median(p / o for p, o in zip(found[peer][1], found[ours][1]))
-
-
-def sets(bytes_per_set, make, limit=64):
-    """As many sets of buffers as exceed the cache."""
-    return [make() for _ in range(max(1, min(limit, -int(-COLD_BYTES // max(bytes_per_set, 1)))))]
-
-
-def memory_row(run, name, nbytes, sides, extra=None):
-    """A row for an operation that moves `nbytes`: its time, rate, share of the copy rate, and peers. `sides`: ours first."""
-    found = compare(run, sides)
-    ours = next(iter(sides))
-    us = found[ours][0]
-    fields = {"us": us * 1e6, "TBps": nbytes / us / 1e12, "of_copy": nbytes / us / run.copy_rate}
-    for peer in list(sides)[1:]:
-        fields[f"{peer}_us"] = found[peer][0] * 1e6
-        fields[f"vs_{peer}"] = ratio(found, peer, ours)
-    fields.update(extra or {})
-    run.put(name, **fields)
-
-
-def one(value=1.0, device="cuda"):
-    return torch.full((1,), value, device=device, dtype=F32)
-
-
-def normal(run, *shape, dtype=BF16):
-    return torch.randn(*shape, device=run.device, dtype=dtype)
-
-
-def fp8_room(run, rows, cols, dtype=E4M3, rowwise=True, transpose=False, slots=True):
-    """Memory for a quantized result, with its slots."""
-    return nvte.Fp8Tensor(
-        torch.empty(rows, cols, device=run.device, dtype=dtype) if rowwise else None,
-        one(),
-        torch.empty(cols, rows, device=run.device, dtype=dtype) if transpose else None,
-        scale=one() if slots else None,
-        amax=torch.zeros(1, device=run.device) if slots else None,
-    )
-
-
-def quantized(run, rows, cols):
-    """Normal data in E4M3 with the scale of current scaling, by torch alone."""
-    x = normal(run, rows, cols)
-    scale = 448.0 / x.abs().max().float()
-    q = torch.empty(rows, cols, device=run.device, dtype=E4M3)
-    step = max(1, (1 << 27) // max(cols, 1))
-    for at in range(0, rows, step):
-        q[at : at + step] = (x[at : at + step].float() * scale).clamp_(-448, 448).to(E4M3)
-    return nvte.Fp8Tensor(q, (1 / scale).reshape(1))
-
-
-def difference(a, b):
-    """Relative Frobenius distance of two results, by rows so that large ones fit."""
-    d = n = 0.0
-    for x, y in zip(a.split(1024), b.split(1024)):
-        x, y = x.float(), y.float()
-        d += (x - y).square().sum().item()
-        n += y.square().sum().item()
-    return (d / n) ** 0.5 if n else d**0.5
 
 
 # ------------------------------------------------------------------------------------------------------------------------- ceilings
@@ -232,11 +75,6 @@ GEMM_SHAPES = [
 ]  # fmt: skip
 QUICK_GEMM = [(4096, 4096, 4096), (12288, 4096, 1024), (1024, 1024, 1024)]
 ODD_SHAPES = [((12288, 28996, 1024), (12288, 29008, 1024)), ((4097, 4095, 4099), (4112, 4096, 4112))]
-
-
-def scaled_mm(a, b, fast):
-    """torch's FP8 product, cuBLASLt underneath."""
-    return lambda: torch._scaled_mm(a.data, b.data.t(), a.scale_inv, b.scale_inv, out_dtype=BF16, use_fast_accum=fast)
 
 
 def fp8_sides(run, m, n, k, peer=True):
@@ -589,155 +427,6 @@ def section_scaling(run):
         run.put(f"scaling_update {slots}x{length}", **fields, eager_us=peer * 1e6, vs_eager=peer / us)
 
     run.row("scaling_update", measured)
-
-
-# ---------------------------------------------------------------------------------------------------------------------------- host
-
-
-def host_cost(run, call, count=None):
-    """Microseconds of host time per call: the median of batches, each waited for outside the clock."""
-    count = count or 200
-    for _ in range(30):
-        call()
-    torch.cuda.synchronize()
-    found = []
-    for _ in range(9):
-        begin = time.perf_counter()
-        for _ in range(count):
-            call()
-        found.append((time.perf_counter() - begin) / count)
-        torch.cuda.synchronize()
-    return statistics.median(found) * 1e6
-
-
-def recorded(op):
-    """The C calls that a Python call makes: [(function, arguments, what must stay alive)], without queries of sizes."""
-    from nvte import _library
-
-    calls, lib = [], _library.lib
-    originals = {n: f for n, f in vars(lib).items() if n.startswith("nvte_")}
-
-    def wrap(name, function):
-        def called(*arguments):
-            # The caller's locals hold the structs and arrays that the arguments point to.
-            if not name.endswith("_workspace"):
-                calls.append((function, arguments, dict(sys._getframe(1).f_locals)))
-            return function(*arguments)
-
-        return called
-
-    try:
-        lib.__dict__.update({n: wrap(n, f) for n, f in originals.items()})
-        op()
-    finally:
-        lib.__dict__.update(originals)
-    return calls
-
-
-def host_operations(run):
-    """Small calls of each family: (name, Python call, torch's counterpart or None)."""
-    rows, cols = 64, 256
-    x, gamma, beta = normal(run, rows, cols), normal(run, cols), normal(run, cols)
-    q, qt = fp8_room(run, rows, cols), fp8_room(run, rows, cols, transpose=True)
-    wide, w = normal(run, rows, 2 * cols), normal(run, 128, cols)
-    a, b = quantized(run, rows, cols), quantized(run, 128, cols)
-    d, y = torch.empty(rows, 128, device=run.device, dtype=BF16), torch.empty_like(x)
-    mu, rsigma = torch.empty(rows, device=run.device), torch.empty(rows, device=run.device)
-    work = torch.empty(64 << 20, device=run.device, dtype=torch.uint8)
-    live, scale, history = one(), one(), torch.rand(1, 15, device=run.device)
-    dx, dg, db = torch.empty_like(x), torch.empty_like(gamma), torch.empty_like(gamma)
-    largest = one(448.0)
-    return [
-        ("cast_to_fp8", lambda **k: ops.cast_to_fp8(x, out=q, **k), lambda: x.to(E4M3)),
-        ("cast_to_fp8 both", lambda **k: ops.cast_to_fp8(x, out=qt, **k), None),
-        ("cast_to_fp8_current", lambda **k: ops.cast_to_fp8_current(x, out=q, workspace=work, **k), None),
-        ("cast_dbias", lambda **k: ops.cast_dbias(x, out=qt, dbias=dg, workspace=work, **k), None),
-        ("dequantize", lambda **k: ops.dequantize(q, out=y, **k), None),
-        ("fp8_transpose", lambda **k: ops.fp8_transpose(qt, **k), None),
-        ("amax", lambda **k: ops.amax(x, out=live, **k), lambda: x.abs().max()),
-        ("scaling_update", lambda **k: ops.scaling_update(live, scale, history, largest, **k), None),
-        (
-            "fp8_gemm",
-            lambda **k: ops.fp8_gemm(a, b, accumulate="fast", out=d, workspace=work, **k),
-            scaled_mm(a, b, True),
-        ),
-        ("gemm", lambda **k: ops.gemm(x, w, out=d, workspace=work, **k), lambda: torch.mm(x, w.t(), out=d)),
-        (
-            "layernorm_fwd",
-            lambda **k: ops.layernorm_fwd(x, gamma, beta, 1e-5, out=y, mu=mu, rsigma=rsigma, **k),
-            lambda: F.layer_norm(x, (cols,), gamma, beta),
-        ),
-        (
-            "layernorm_bwd",
-            lambda **k: ops.layernorm_bwd(x, y, gamma, mu, rsigma, dx=dx, dgamma=dg, dbeta=db, workspace=work, **k),
-            None,
-        ),
-        ("rmsnorm_fwd", lambda **k: ops.rmsnorm_fwd(x, gamma, 1e-5, out=q, rsigma=rsigma, **k), None),
-        ("rmsnorm_bwd", lambda **k: ops.rmsnorm_bwd(x, y, gamma, rsigma, dx=dx, dgamma=dg, workspace=work, **k), None),
-        ("activation_fwd gelu", lambda **k: ops.activation_fwd(x, "gelu", out=q, **k), lambda: F.gelu(x, approximate="tanh")),
-        ("activation_fwd swiglu", lambda **k: ops.activation_fwd(wide, "swiglu", out=q, **k), None),
-        ("activation_bwd gelu", lambda **k: ops.activation_bwd(x, y, "gelu", out=q, **k), None),
-    ]
-
-
-def section_host(run):
-    # What ctypes itself costs for a call with four pointers: a C function that does nothing with them.
-    nothing = ctypes.CFUNCTYPE(ctypes.c_void_p, *[ctypes.c_void_p] * 3, ctypes.c_size_t)(ctypes.cast(ctypes.CDLL(None).memccpy, ctypes.c_void_p).value)
-    buffer = ctypes.addressof(ctypes.create_string_buffer(64))
-    block = bytes(64)
-    base = host_cost(run, lambda: nothing(buffer, block, 0, 0), 2000)
-    run.put("ctypes, four arguments", us=base)
-
-    def measured(name, call, peer):
-        call()
-        calls = recorded(call)
-        torch.cuda.synchronize()
-        # The stream is the last argument of every operation.
-        prepared = [(f, (*a[:-1], nvte.PREPARE), None) for f, a, _ in calls]
-
-        def again(made):
-            if len(made) == 1:
-                f, a, _ = made[0]
-                return lambda: f(*a)
-            return lambda: [f(*a) for f, a, _ in made]
-
-        fields = {
-            # The C call without its launches, as C sees it.
-            "C_us": max(0.0, host_cost(run, again(prepared)) - base * len(prepared)),
-            "C_with_launches_us": max(0.0, host_cost(run, again(calls)) - base * len(calls)),
-            "python_us": host_cost(run, call),
-            "python_without_launches_us": host_cost(run, lambda: call(stream=nvte.PREPARE)),
-        }
-        if peer is not None:
-            fields["torch_us"] = host_cost(run, peer)
-        run.put(name, **fields)
-
-    for name, call, peer in host_operations(run):
-        run.row(name, lambda: measured(name, call, peer))
-
-
-def section_first(run):
-    """The first use of a kernel: compiled with an empty cache folder, then loaded from it by a new context."""
-    for name, call, _ in host_operations(run):
-
-        def measured():
-            with tempfile.TemporaryDirectory() as folder:
-                times = []
-                for _ in range(2):
-                    context = nvte.Context("cuda", cache_dir=folder)
-                    try:
-                        begin = time.perf_counter()
-                        call(stream=nvte.PREPARE, context=context)
-                        times.append((time.perf_counter() - begin) * 1e3)
-                        begin = time.perf_counter()
-                        call(stream=nvte.PREPARE, context=context)
-                        again = (time.perf_counter() - begin) * 1e3
-                    finally:
-                        context.close()
-                files = [os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder)]
-                run.put(name, cold_ms=times[0], disk_ms=times[1], next_ms=again, kernels=len(files), bytes=sum(files))
-
-        run.row(name, measured)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------- main

@@ -16,6 +16,7 @@ from .cast import (
     cast_to_fp8_current_workspace,
 )
 from .dequantize import dequantize, fp8_transpose
+from .gemm import fp8_gemm, gemm, gemm_plans_export, gemm_plans_import, gemm_prepare, gemm_workspace
 from .scaling import scaling_update
 
 __all__ = [
@@ -26,6 +27,12 @@ __all__ = [
     "cast_to_fp8_current",
     "cast_to_fp8_current_workspace",
     "dequantize",
+    "fp8_gemm",
     "fp8_transpose",
+    "gemm",
+    "gemm_plans_export",
+    "gemm_plans_import",
+    "gemm_prepare",
+    "gemm_workspace",
     "scaling_update",
 ]
