@@ -9,7 +9,7 @@
 # Logs and results go to $OUT (default: ./out).
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-export OUT=${OUT:-$PWD/out} NVTE_TEST_BACKEND=cuda NVTE_LIBRARY="$here/libnvte.so" PYTHONPATH="$here/python${PYTHONPATH:+:$PYTHONPATH}"
+export OUT=${OUT:-$PWD/out} NVTE_TEST_BACKEND=cuda NVTE_LIBRARY="$here/libnvte.so" PYTHONPATH="$here/python:$here/python/site${PYTHONPATH:+:$PYTHONPATH}"
 mkdir -p "$OUT"
 # NVRTC and cuBLASLt of the Python environment, where there is one.
 dirs=$(python3 -c 'import glob,os,sys; print(":".join(d for p in sys.path for d in sorted(glob.glob(os.path.join(p,"nvidia","*","lib")),reverse=True)))' 2>/dev/null || true)

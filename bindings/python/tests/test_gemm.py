@@ -110,8 +110,9 @@ def test_workspace_and_plans(fw, rng):
     b, right = operand(fw, rng, "float8_e4m3", 31, 65, False)
     size = nvte.ops.gemm_workspace(a, b, accumulate="precise")
     room = fw.array(np.zeros((33, 31), np.float32))
-    assert size >= 0 and nvte.ops.gemm_workspace(a, b, accumulate="precise", out=room) >= 0
-    work = fw.array(np.zeros(max(size, 1 << 20), np.uint8))
+    assert size >= 0
+    # With the output at hand the answer holds for its very address.
+    work = fw.array(np.zeros(max(16, nvte.ops.gemm_workspace(a, b, accumulate="precise", out=room)), np.uint8))
     d = nvte.ops.fp8_gemm(a, b, accumulate="precise", out=room, workspace=work)
     assert d is room and distance(fw.numpy(room), left @ right.T) <= bound(65, "precise", True) * 8
     nvte.ops.gemm_prepare(a, b, out=room, accumulate="precise", candidates=4)

@@ -19,7 +19,8 @@ CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 
 def python(*arguments, **environment):
     """Runs Python with this package importable; returns what it printed."""
-    env = {**os.environ, "PYTHONPATH": PACKAGE, **environment}
+    path = os.pathsep.join([PACKAGE, *filter(None, [os.environ.get("PYTHONPATH")])])
+    env = {**os.environ, "PYTHONPATH": path, **environment}
     done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -39,7 +40,7 @@ def test_import_needs_only_python_and_loads_nothing():
     code = BLOCK.format(blocked=("numpy", "torch", "ml_dtypes", "jax")) + (
         "import nvte, nvte.recipe\n"
         "nvte.recipe.DelayedScaling()\n"
-        "print([l.split()[-1] for l in open('/proc/self/maps') if 'nvte' in l and '.so' in l or 'libcuda' in l])\n"
+        "print([l.split()[-1] for l in open('/proc/self/maps') if 'libnvte' in l or 'libcuda' in l])\n"
     )
     assert python("-c", code).strip() == "[]"
 
@@ -70,6 +71,15 @@ def test_library_that_is_not_there():
     )
     out = python("-c", code, NVTE_LIBRARY="/nowhere/libnvte.so")
     assert out.startswith("True") and "/nowhere/libnvte.so: not there" in out
+
+
+def test_folders_of_nvidia_packages(tmp_path, monkeypatch):
+    for name in ("cu13", "cuda_nvrtc", "empty"):
+        (tmp_path / "nvidia" / name).mkdir(parents=True)
+    for name in ("cu13", "cuda_nvrtc"):
+        (tmp_path / "nvidia" / name / "lib").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), "/nowhere", str(tmp_path)])
+    assert nvte.context.library_dirs() == [str(tmp_path / "nvidia" / name / "lib") for name in ("cuda_nvrtc", "cu13")]
 
 
 def test_versions_agree():
