@@ -7,17 +7,10 @@ use nvte::{
     DType,
 };
 
-use super::framework::{Call, Fault, Function, Input, Matrix, Output, Pointer};
-use crate::common::on_cuda;
+use super::framework::{Call, Fault, Function, Input, Layout, Matrix, Output, Pointer};
 
 fn pair() -> Vec<Matrix> {
     vec![Matrix::new("input", Input, DType::Bf16, 5, 12), Matrix::new("output", Output, DType::E4m3, 5, 12).with_transpose()]
-}
-
-/// Enough for any shape tried here. The CPU needs none and looks at none.
-fn workspace() -> Pointer {
-    let align = if on_cuda() { 16 } else { 1 };
-    Pointer::new("workspace", Output, 1 << 14, align, on_cuda())
 }
 
 /// What the options of current scaling may not be.
@@ -32,10 +25,6 @@ fn scaling_faults() -> Vec<Fault> {
             out.push(Fault::new(format!("{name} = {v}"), status, name, move |c| c.set(name, v)));
         }
     }
-    if on_cuda() {
-        let small = |c: &mut Call| c.set("workspace_bytes", 15.0);
-        out.push(Fault::new("small workspace", NVTE_ERROR_WORKSPACE_TOO_SMALL, "workspace_bytes", small));
-    }
     out
 }
 
@@ -48,15 +37,20 @@ fn current() -> Function {
             power_of_two: c.number("power_of_two") as i32,
             input: c.tensor("input"),
             output: c.tensor("output"),
-            workspace: c.pointer("workspace"),
-            workspace_bytes: c.number("workspace_bytes") as u64,
+            workspace: c.workspace,
+            workspace_bytes: c.workspace_bytes,
         };
         // SAFETY: the structs live in `c` and here; faults are what the function must see.
         unsafe { nvte_cast_to_fp8_current(c.ctx, c.args(&args), c.stream) }
     });
     f.matrices = pair();
-    f.pointers = vec![workspace()];
-    f.numbers = vec![("margin", 0.0), ("epsilon", 0.0), ("power_of_two", 0.0), ("workspace_bytes", f64::from(1 << 14))];
+    f.workspace = Some(|c| {
+        let mut bytes = 0;
+        // SAFETY: a live number.
+        assert_eq!(unsafe { nvte_cast_to_fp8_current_workspace(c.ctx, &mut bytes) }, NVTE_OK);
+        bytes
+    });
+    f.numbers = vec![("margin", 0.0), ("epsilon", 0.0), ("power_of_two", 0.0)];
     f.has_args = true;
     f.faults = scaling_faults();
     f
@@ -76,15 +70,21 @@ fn dbias() -> Function {
             epsilon: c.number("epsilon") as f32,
             power_of_two: c.number("power_of_two") as i32,
             reserved: c.number("reserved") as u32,
-            workspace: c.pointer("workspace"),
-            workspace_bytes: c.number("workspace_bytes") as u64,
+            workspace: c.workspace,
+            workspace_bytes: c.workspace_bytes,
         };
         // SAFETY: the structs live in `c` and here; faults are what the function must see.
         unsafe { nvte_cast_dbias(c.ctx, c.args(&args), c.stream) }
     });
     f.matrices = pair();
     f.matrices[1].required = false;
-    f.pointers = vec![workspace(), Pointer::new("dbias", Output, 48, 4, true).overlap_checked()];
+    f.pointers = vec![Pointer::words("dbias", Output, 12)];
+    f.workspace = Some(|c| {
+        let mut bytes = 0;
+        // SAFETY: a live number.
+        assert_eq!(unsafe { nvte_cast_dbias_workspace(c.ctx, 5, 12, &mut bytes) }, NVTE_OK);
+        bytes
+    });
     f.numbers = vec![
         ("dbias_dtype", 0.0),
         ("accumulate", 0.0),
@@ -93,7 +93,6 @@ fn dbias() -> Function {
         ("epsilon", 0.0),
         ("power_of_two", 0.0),
         ("reserved", 0.0),
-        ("workspace_bytes", f64::from(1 << 14)),
     ];
     f.has_args = true;
     f.faults = scaling_faults();
@@ -137,29 +136,21 @@ fn queries() -> Vec<Function> {
     }
     let mut all = vec![current, dbias];
     for f in &mut all {
+        (f.has_memory, f.prepares) = (false, false);
         f.numbers.push(("null", 0.0));
         f.faults.push(Fault::new("bytes: NULL", NVTE_ERROR_NULL_POINTER, "bytes", |c| c.set("null", 1.0)));
     }
     all
 }
 
-/// The output is described as the plain matrix that is written, [12, 5]; the call gets it as the transposed layout of [5, 12].
 fn transpose() -> Function {
     let mut f = Function::new("nvte_fp8_transpose", |c| {
-        let given = c.tensor("output");
-        let mut turned = None;
-        if !given.is_null() && given.is_aligned() {
-            // SAFETY: a live struct of the call's.
-            let t = unsafe { *given };
-            turned = Some(nvte_tensor_t { data: ptr::null_mut(), data_t: t.data, rows: t.cols, cols: t.rows, ld: 0, ld_t: t.ld, ..t });
-        }
-        let output = turned.as_ref().map_or(given, ptr::from_ref);
-        // SAFETY: the structs live in `c` and here; faults are what the function must see.
-        unsafe { nvte_fp8_transpose(c.ctx, c.tensor("input"), output, c.stream) }
+        // SAFETY: the structs live in `c`; faults are what the function must see.
+        unsafe { nvte_fp8_transpose(c.ctx, c.tensor("input"), c.tensor("output"), c.stream) }
     });
     f.matrices = vec![
         Matrix::new("input", Input, DType::E5m2, 5, 12).refusing(DType::F16),
-        Matrix::new("output", Output, DType::E5m2, 12, 5).refusing(DType::E4m3),
+        Matrix::new("output", Output, DType::E5m2, 5, 12).refusing(DType::E4m3).layout(Layout::Transposed),
     ];
     f
 }
@@ -176,11 +167,6 @@ pub fn functions() -> Vec<Function> {
     });
     amax.matrices = vec![Matrix::new("input", Input, DType::F16, 5, 12)];
     amax.pointers = vec![Pointer::new("amax", Output, 4, 4, true)];
-    let onto = |c: &mut Call| {
-        let data = c.tensor_mut("input").data;
-        c.set_pointer("amax", data);
-    };
-    amax.faults = vec![Fault::new("amax in the input", NVTE_ERROR_OVERLAP, "amax", onto)];
     let mut dequantize = Function::new("nvte_dequantize", |c| {
         // SAFETY: as above.
         unsafe { nvte_dequantize(c.ctx, c.tensor("input"), c.tensor("output"), c.stream) }

@@ -7,13 +7,11 @@ use nvte::{
     DType,
 };
 
-use super::framework::{create, Call, Fault, Function, Input, Matrix, Output, Pointer};
+use super::framework::{create, message, Call, Fault, Function, Input, Matrix, Output, Pointer};
 use crate::common::on_cuda;
 
 /// What [`the_rest`] tries.
 pub const BY_HAND: [&str; 4] = ["nvte_gemm_workspace", "nvte_gemm_prepare", "nvte_gemm_plans_export", "nvte_gemm_plans_import"];
-
-const WORKSPACE: usize = (1 << 20) + 4096;
 
 fn args(c: &Call) -> nvte_gemm_args_t {
     nvte_gemm_args_t {
@@ -30,9 +28,8 @@ fn args(c: &Call) -> nvte_gemm_args_t {
         bias: c.pointer("bias"),
         c: c.tensor("c"),
         d: c.tensor("d"),
-        // The CPU uses none.
-        workspace: if on_cuda() { c.pointer("workspace") } else { ptr::null_mut() },
-        workspace_bytes: c.number("workspace_bytes") as u64,
+        workspace: c.workspace,
+        workspace_bytes: c.workspace_bytes,
     }
 }
 
@@ -46,9 +43,12 @@ fn described(mut f: Function, operand: DType, d: Matrix, c: DType) -> Function {
         d,
     ];
     f.pointers = vec![Pointer::new("bias", Input, 4 * N as usize, 4, false)];
-    if on_cuda() {
-        f.pointers.push(Pointer::new("workspace", Output, WORKSPACE, 16, true).overlap_checked());
-    }
+    f.workspace = Some(|c| {
+        let mut bytes = 0;
+        // SAFETY: live structs.
+        assert_eq!(unsafe { nvte_gemm_workspace(c.ctx, &args(c), &mut bytes) }, NVTE_OK);
+        bytes
+    });
     let none = NVTE_EPILOGUE_NONE;
     f.numbers = vec![
         ("accumulate", NVTE_ACCUMULATE_PRECISE.into()),
@@ -56,7 +56,6 @@ fn described(mut f: Function, operand: DType, d: Matrix, c: DType) -> Function {
         ("transpose_b", 0.0),
         ("epilogue", none.into()),
         ("bias_dtype", NVTE_F32.into()),
-        ("workspace_bytes", WORKSPACE as f64),
     ];
     let number = |name: &'static str, v: i32, status: i32| {
         Fault::new(format!("{name} = {v}"), status, name, move |c: &mut Call| c.set(name, v.into()))
@@ -75,10 +74,6 @@ fn described(mut f: Function, operand: DType, d: Matrix, c: DType) -> Function {
     // Sizes no longer fit.
     f.faults.push(Fault::new("transpose_a", NVTE_ERROR_INVALID_SHAPE, "a.cols", |c: &mut Call| c.set("transpose_a", 1.0)));
     f.faults.push(Fault::new("transpose_b", NVTE_ERROR_INVALID_SHAPE, "b.cols", |c: &mut Call| c.set("transpose_b", 1.0)));
-    if on_cuda() {
-        let small = |c: &mut Call| c.set("workspace_bytes", 1.0);
-        f.faults.push(Fault::new("small workspace", NVTE_ERROR_WORKSPACE_TOO_SMALL, "workspace_bytes", small));
-    }
     f
 }
 
@@ -111,7 +106,7 @@ pub fn functions() -> Vec<Function> {
 }
 
 /// Functions that do not fit the pattern.
-pub fn the_rest(message: fn() -> String) {
+pub fn the_rest() {
     let ctx = create();
     let refused = |status: i32, wanted: i32, text: &str| {
         assert_eq!(status, wanted, "{}", message());

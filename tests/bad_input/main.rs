@@ -6,11 +6,12 @@
 mod common;
 
 mod cast;
+mod faults;
 mod framework;
 mod gemm;
 mod scaling;
 
-use framework::{create, try_everything, Function};
+use framework::{create, message, try_everything, Function};
 use nvte::capi::{api::NAMES, context::*, info::*, types::*};
 use std::{mem::size_of, ptr};
 
@@ -54,12 +55,7 @@ fn functions_that_take_data() {
 
 #[test]
 fn functions_about_plans_of_products() {
-    gemm::the_rest(message);
-}
-
-fn message() -> String {
-    // SAFETY: a C string that lives until this thread's next error.
-    unsafe { std::ffi::CStr::from_ptr(nvte_last_error()) }.to_string_lossy().into_owned()
+    gemm::the_rest();
 }
 
 #[test]

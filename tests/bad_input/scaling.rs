@@ -2,7 +2,7 @@
 
 use nvte::capi::{scaling::*, types::*};
 
-use super::framework::{Call, Fault, Function, Input, Output, Pointer};
+use super::framework::{Fault, Function, Input, Output, Pointer};
 
 const SLOTS: usize = 5;
 const STEPS: usize = 3;
@@ -74,14 +74,6 @@ pub fn functions() -> Vec<Function> {
         ("power_of_two", 3.0, NVTE_ERROR_INVALID_ENUM, "power_of_two"),
     ] {
         f.faults.push(Fault::new(format!("{name} = {value}"), status, text, move |c| c.set(name, value)));
-    }
-    for (onto, from) in [("live", "scale"), ("scale", "format_max"), ("history", "live"), ("scale_inv", "scale"), ("counter", "nonfinite")]
-    {
-        let change = move |c: &mut Call| {
-            let p = c.pointer(from);
-            c.set_pointer(onto, p);
-        };
-        f.faults.push(Fault::new(format!("{onto} is {from}"), NVTE_ERROR_OVERLAP, onto, change).or_text(from));
     }
     vec![f]
 }
