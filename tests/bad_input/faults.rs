@@ -94,14 +94,12 @@ fn shape(m: &Matrix, all: &[Matrix]) -> Vec<Fault> {
     let mut out = vec![
         on(m, "negative rows", NVTE_ERROR_INVALID_SHAPE, "", |t| t.rows = -1),
         on(m, "negative cols", NVTE_ERROR_INVALID_SHAPE, "", |t| t.cols = i64::MIN),
-        on(m, "one more row", NVTE_ERROR_INVALID_SHAPE, "", |t| (t.rows, t.ld_t) = (t.rows + 1, t.ld_t + 1)),
-        on(m, "one more column", NVTE_ERROR_INVALID_SHAPE, "", |t| (t.cols, t.ld) = (t.cols + 1, t.ld + 1)),
     ];
-    for fault in &mut out {
-        let texts = std::mem::replace(fault, Fault::new("", 0, "", |_| ()));
-        *fault = all.iter().fold(texts, |f, other| f.or_text(other.name));
+    if all.len() > 1 {
+        out.push(on(m, "one more row", NVTE_ERROR_INVALID_SHAPE, "", |t| (t.rows, t.ld_t) = (t.rows + 1, t.ld_t + 1)));
+        out.push(on(m, "one more column", NVTE_ERROR_INVALID_SHAPE, "", |t| (t.cols, t.ld) = (t.cols + 1, t.ld + 1)));
     }
-    out
+    out.into_iter().map(|fault| all.iter().fold(fault, |f, other| f.or_text(other.name))).collect()
 }
 
 fn memory(m: &Matrix) -> Vec<Fault> {
@@ -189,6 +187,7 @@ struct Place {
     what: String,
     output: bool,
     align: usize,
+    bytes: usize,
     get: Get,
     set: Set,
 }
@@ -196,21 +195,21 @@ struct Place {
 fn places(f: &Function) -> Vec<Place> {
     let mut all = Vec::new();
     for m in &f.matrices {
-        let (name, output, align) = (m.name, m.role == Output, m.dtype.size());
+        let (name, output, align, bytes) = (m.name, m.role == Output, m.dtype.size(), m.bytes());
         if m.layout != Layout::Transposed {
             let (get, set): (Get, Set) = (Box::new(move |c| c.tensor_mut(name).data), Box::new(move |c, p| c.tensor_mut(name).data = p));
-            all.push(Place { name, what: format!("{name}.data"), output, align, get, set });
+            all.push(Place { name, what: format!("{name}.data"), output, align, bytes, get, set });
         }
         if matches!(m.layout, Layout::Transposed | Layout::Both) {
             let (get, set): (Get, Set) =
                 (Box::new(move |c| c.tensor_mut(name).data_t), Box::new(move |c, p| c.tensor_mut(name).data_t = p));
-            all.push(Place { name, what: format!("{name}.data_t"), output, align, get, set });
+            all.push(Place { name, what: format!("{name}.data_t"), output, align, bytes, get, set });
         }
     }
     for p in &f.pointers {
         let name = p.name;
         let (get, set): (Get, Set) = (Box::new(move |c| c.pointer(name)), Box::new(move |c, q| c.set_pointer(name, q)));
-        all.push(Place { name, what: name.to_owned(), output: p.role == Output, align: p.align, get, set });
+        all.push(Place { name, what: name.to_owned(), output: p.role == Output, align: p.align, bytes: p.bytes, get, set });
     }
     all
 }
@@ -225,7 +224,7 @@ fn overlaps(f: &Function) -> Vec<Fault> {
                 let (to, from) = (places(f).swap_remove(to), places(f).swap_remove(from));
                 let may_be = f.matrices.iter().any(|m| m.name == to.name && m.may_be.contains(&from.name))
                     || f.matrices.iter().any(|m| m.name == from.name && m.may_be.contains(&to.name));
-                if (shift == 0 && may_be) || shift % to.align != 0 {
+                if (shift == 0 && may_be) || shift % to.align != 0 || shift >= from.bytes {
                     continue;
                 }
                 let (text, other) = (to.name, from.name);
