@@ -84,6 +84,142 @@ static void test_cast(nvte_context_t ctx) {
   CHECK(memcmp(q, before, sizeof q) == 0);
 }
 
+/* Memory that the library may use; kept until the end of the call it was asked for. */
+static void *scratch(uint64_t bytes) {
+  /* aligned_alloc takes multiples of the alignment only. */
+  void *p = aligned_alloc(64, (size_t)((bytes + 64) / 64 * 64));
+  CHECK(p != NULL);
+  memset(p, 0xFF, (size_t)bytes);
+  return p;
+}
+
+static void test_current_scaling(nvte_context_t ctx) {
+  /* The largest magnitude, 3.5, lands on 448: scale 128. */
+  float x[6] = {0.5f, -3.5f, 1, 2, -0.25f, 0}, scale = NAN, scale_inv = NAN, amax = NAN, dbias[3];
+  uint8_t q[6];
+  nvte_tensor_t in = tensor(NVTE_F32, x, 2, 3), out = tensor(NVTE_E4M3, q, 2, 3);
+  nvte_cast_current_args_t args;
+  nvte_cast_dbias_args_t sums;
+
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  args.input = &in;
+  args.output = &out;
+  out.scale = &scale;
+  out.scale_inv = &scale_inv;
+  out.amax = &amax;
+  OK(nvte_cast_to_fp8_current_workspace(ctx, &args.workspace_bytes));
+  args.workspace = scratch(args.workspace_bytes);
+  OK(nvte_cast_to_fp8_current(ctx, &args, NULL));
+  CHECK(amax == 3.5f && scale == 128 && scale_inv == 0.0078125f);
+  CHECK(q[0] == 0x68 && q[1] == 0xFE && q[5] == 0);
+  args.margin = 1000;
+  FAILS(NVTE_ERROR_INVALID_VALUE, "margin", nvte_cast_to_fp8_current(ctx, &args, NULL));
+  free(args.workspace);
+
+  memset(&sums, 0, sizeof sums);
+  sums.struct_size = sizeof sums;
+  sums.dbias_dtype = NVTE_F32;
+  sums.input = &in;
+  sums.dbias = dbias;
+  OK(nvte_cast_dbias_workspace(ctx, 2, 3, &sums.workspace_bytes));
+  sums.workspace = scratch(sums.workspace_bytes);
+  OK(nvte_cast_dbias(ctx, &sums, NULL));
+  CHECK(dbias[0] == 2.5f && dbias[1] == -3.75f && dbias[2] == 1);
+  free(sums.workspace);
+}
+
+static void test_dequantize(nvte_context_t ctx) {
+  /* 1, 448, the least subnormal, NaN, -2 and -0. */
+  uint8_t q[6] = {0x38, 0x7E, 0x01, 0x7F, 0xC0, 0x80}, qt[6] = {0, 0, 0, 0, 0, 0};
+  const uint8_t turned[6] = {0x38, 0x7F, 0x7E, 0xC0, 0x01, 0x80};
+  float y[6], scale_inv = 0.5f, amax = -1;
+  nvte_tensor_t in = tensor(NVTE_E4M3, q, 2, 3), out = tensor(NVTE_F32, y, 2, 3), other = tensor(NVTE_E4M3, NULL, 2, 3);
+
+  in.scale_inv = &scale_inv;
+  OK(nvte_dequantize(ctx, &in, &out, NULL));
+  CHECK(y[0] == 0.5f && y[1] == 224 && y[2] == 0.0009765625f && isnan(y[3]) && y[4] == -1 && y[5] == 0 && signbit(y[5]));
+  OK(nvte_amax(ctx, &out, &amax, NULL));
+  CHECK(isnan(amax));
+  y[3] = -300;
+  OK(nvte_amax(ctx, &out, &amax, NULL));
+  CHECK(amax == 300);
+  other.data_t = qt;
+  other.ld_t = 2;
+  OK(nvte_fp8_transpose(ctx, &in, &other, NULL));
+  CHECK(memcmp(qt, turned, sizeof qt) == 0);
+}
+
+static void test_scaling_update(nvte_context_t ctx) {
+  /* Four slots: recorded, nothing recorded, NaN recorded, an older amax larger. Two older amaxes each. */
+  float live[4] = {2, 0, NAN, 1}, scale[4] = {7, 7, 7, 7}, format_max[4] = {448, 448, 448, 57344};
+  float history[4][2] = {{0, 1}, {5, 6}, {5, 6}, {0, 16}};
+  uint32_t nonfinite[4] = {0, 0, 41, 0};
+  nvte_scaling_update_args_t args;
+
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  args.slots = 4;
+  args.history_len = 3;
+  args.live = live;
+  args.scale = scale;
+  args.history = &history[0][0];
+  args.slot_stride = 2;
+  args.step_stride = 1;
+  args.format_max = format_max;
+  args.nonfinite = nonfinite;
+  args.interval = 1;
+  OK(nvte_scaling_update(ctx, &args, NULL));
+  CHECK(scale[0] == 224 && scale[1] == 7 && scale[2] == 7 && scale[3] == 3584);
+  CHECK(live[0] == 0 && live[1] == 0 && live[2] == 0 && live[3] == 0);
+  CHECK(history[0][0] == 1 && history[0][1] == 2 && history[1][0] == 5 && history[2][1] == 6 && history[3][0] == 16 && history[3][1] == 1);
+  CHECK(nonfinite[0] == 0 && nonfinite[2] == 42);
+  args.live = NULL;
+  FAILS(NVTE_ERROR_NULL_POINTER, "live", nvte_scaling_update(ctx, &args, NULL));
+}
+
+static void test_gemm(nvte_context_t ctx) {
+  /* A [2, 3] E5M2 (1 is 0x3C, 2 is 0x40, 3 is 0x42), B [2, 3] E4M3 (1 is 0x38, 2 is 0x40, 4 is 0x48). */
+  uint8_t a[6] = {0x3C, 0x40, 0x42, 0xBC, 0x3C, 0x3C}, b[6] = {0x38, 0x38, 0x40, 0x48, 0x38, 0x38};
+  float a_inv = 0.5f, b_inv = 4.0f, bias[2] = {10, 20}, d[4] = {100, 200, 300, 400};
+  const double product[4] = {1 + 2 + 6, 4 + 2 + 3, -1 + 1 + 2, -4 + 1 + 1};
+  nvte_tensor_t ta = tensor(NVTE_E5M2, a, 2, 3), tb = tensor(NVTE_E4M3, b, 2, 3), td = tensor(NVTE_F32, d, 2, 2);
+  nvte_gemm_args_t args;
+  uint64_t bytes = 0;
+  size_t needed = 0;
+  char plans[16];
+  int i;
+
+  ta.scale_inv = &a_inv;
+  tb.scale_inv = &b_inv;
+  memset(&args, 0, sizeof args);
+  args.struct_size = sizeof args;
+  args.accumulate = NVTE_ACCUMULATE_PRECISE;
+  args.alpha = 1;
+  args.beta = 2;
+  args.a = &ta;
+  args.b = &tb;
+  args.c = &td;
+  args.d = &td;
+  args.bias = bias;
+  args.bias_dtype = NVTE_F32;
+  OK(nvte_gemm_workspace(ctx, &args, &bytes));
+  args.workspace = scratch(bytes);
+  args.workspace_bytes = bytes;
+  OK(nvte_fp8_gemm(ctx, &args, NULL));
+  for (i = 0; i < 4; i++) CHECK(d[i] == 2 * product[i] + bias[i % 2] + 2 * 100 * (i + 1));
+
+  args.accumulate = 0;
+  FAILS(NVTE_ERROR_INVALID_ENUM, "accumulate = 0", nvte_fp8_gemm(ctx, &args, NULL));
+  args.accumulate = NVTE_ACCUMULATE_FAST;
+  FAILS(NVTE_ERROR_INVALID_DTYPE, "a.dtype", nvte_gemm(ctx, &args, NULL));
+  tb.cols = 2;
+  FAILS(NVTE_ERROR_INVALID_SHAPE, "b.cols", nvte_fp8_gemm(ctx, &args, NULL));
+  OK(nvte_gemm_plans_export(ctx, plans, sizeof plans, &needed));
+  CHECK(needed >= 1);
+  free(args.workspace);
+}
+
 int main(void) {
   nvte_context_options_t options;
   nvte_context_t ctx = NULL, none = NULL;
@@ -101,6 +237,10 @@ int main(void) {
 
   test_base(ctx);
   test_cast(ctx);
+  test_gemm(ctx);
+  test_current_scaling(ctx);
+  test_dequantize(ctx);
+  test_scaling_update(ctx);
 
   OK(nvte_context_destroy(NULL));
   OK(nvte_context_destroy(ctx));

@@ -54,9 +54,60 @@ static void test_cast(const nvte::context &ctx) {
   });
 }
 
+static void test_gemm(const nvte::context &ctx) {
+  const std::vector<float> a = {1, 2, 3, 4, 5, 6}, b = {1, 0, 1};
+  std::vector<float> d(2, NAN);
+  const nvte::tensor ta(a.data(), 2, 3), tb(b.data(), 1, 3), td(d.data(), 2, 1);
+  nvte_gemm_args_t args = nvte::gemm_args(ta, tb, td, nvte::accumulate::precise);
+  std::vector<double> workspace(nvte::gemm_workspace(ctx, args) / 8 + 2);
+  args.workspace = workspace.data() + (reinterpret_cast<std::uintptr_t>(workspace.data()) % 16) / 8;
+  args.workspace_bytes = workspace.size() * 8 - 8;
+  nvte::gemm(ctx, args);
+  CHECK(d[0] == 4 && d[1] == 10);
+  throws(NVTE_ERROR_INVALID_DTYPE, "a.dtype", [&] { nvte::fp8_gemm(ctx, args); });
+  CHECK(nvte::gemm_plans_export(ctx).size() < 1000);
+}
+
+static void test_scaling(const nvte::context &ctx) {
+  const std::vector<float> x = {1, -2, 3, 4};
+  std::vector<unsigned char> q(4), qt(4);
+  std::vector<float> y(4, NAN);
+  float scale = NAN, scale_inv = NAN, largest = NAN;
+  const nvte::tensor in(x.data(), 2, 2), out(y.data(), 2, 2);
+  nvte::tensor codes(nvte::dtype::e4m3, q.data(), 2, 2);
+  codes.scale(&scale).scale_inv(&scale_inv).amax(&largest);
+  std::vector<double> workspace(nvte::cast_to_fp8_current_workspace(ctx) / 8 + 2);
+  nvte_cast_current_args_t args = nvte::sized<nvte_cast_current_args_t>();
+  args.input = in;
+  args.output = codes;
+  args.workspace = workspace.data() + (reinterpret_cast<std::uintptr_t>(workspace.data()) % 16) / 8;
+  args.workspace_bytes = workspace.size() * 8 - 8;
+  nvte::cast_to_fp8_current(ctx, args);
+  CHECK(largest == 4 && scale == 112 && scale_inv == 1.0f / 112);
+  nvte::dequantize(ctx, codes, out);
+  CHECK(y[3] == 4 && std::fabs(y[1] + 2) < 0.1);
+  nvte::amax(ctx, out, &largest);
+  CHECK(largest == 4);
+  nvte::fp8_transpose(ctx, codes, nvte::tensor(nvte::dtype::e4m3, nullptr, 2, 2).transposed(qt.data()));
+  CHECK(qt[0] == q[0] && qt[1] == q[2] && qt[2] == q[1] && qt[3] == q[3]);
+
+  float live[1] = {2}, format_max[1] = {448};
+  nvte_scaling_update_args_t update = nvte::sized<nvte_scaling_update_args_t>();
+  update.slots = 1;
+  update.history_len = 1;
+  update.live = live;
+  update.scale = &scale;
+  update.format_max = format_max;
+  update.interval = 1;
+  nvte::scaling_update(ctx, update);
+  CHECK(live[0] == 0 && scale == 224);
+}
+
 int main() {
   test_base();
   const nvte::context ctx = nvte::context::cpu();
   test_cast(ctx);
+  test_gemm(ctx);
+  test_scaling(ctx);
   std::puts("passed");
 }

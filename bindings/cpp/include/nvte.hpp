@@ -161,6 +161,37 @@ inline void cast_to_fp8(const context &ctx, const nvte_tensor_t *input, const nv
   check(api().cast_to_fp8(ctx.get(), input, output, stream));
 }
 
+// Argument structs come from sized<>(); the tensors they point to must live until the call returns.
+
+inline std::uint64_t cast_to_fp8_current_workspace(const context &ctx) {
+  std::uint64_t bytes = 0;
+  check(api().cast_to_fp8_current_workspace(ctx.get(), &bytes));
+  return bytes;
+}
+inline void cast_to_fp8_current(const context &ctx, const nvte_cast_current_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().cast_to_fp8_current(ctx.get(), &args, stream));
+}
+inline std::uint64_t cast_dbias_workspace(const context &ctx, std::int64_t rows, std::int64_t cols) {
+  std::uint64_t bytes = 0;
+  check(api().cast_dbias_workspace(ctx.get(), rows, cols, &bytes));
+  return bytes;
+}
+inline void cast_dbias(const context &ctx, const nvte_cast_dbias_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().cast_dbias(ctx.get(), &args, stream));
+}
+inline void amax(const context &ctx, const nvte_tensor_t *input, float *result, nvte_stream_t stream = nullptr) {
+  check(api().amax(ctx.get(), input, result, stream));
+}
+inline void dequantize(const context &ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream = nullptr) {
+  check(api().dequantize(ctx.get(), input, output, stream));
+}
+inline void fp8_transpose(const context &ctx, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream = nullptr) {
+  check(api().fp8_transpose(ctx.get(), input, output, stream));
+}
+inline void scaling_update(const context &ctx, const nvte_scaling_update_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().scaling_update(ctx.get(), &args, stream));
+}
+
 // How FP8 products are accumulated; there is no default.
 enum class accumulate : std::int32_t { fast = NVTE_ACCUMULATE_FAST, precise = NVTE_ACCUMULATE_PRECISE };
 
