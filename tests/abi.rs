@@ -7,7 +7,7 @@ mod common;
 use std::mem::{offset_of, size_of};
 
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
-use nvte::capi::{api, context::*, gemm::*, info::*, types::*};
+use nvte::capi::{api, cast::*, context::*, gemm::*, info::*, scaling::*, types::*};
 
 fn dynamic() -> Dynamic {
     Dynamic::read(&std::fs::read(library()).unwrap())
@@ -98,6 +98,17 @@ fn layouts_are_the_golden_list() {
             struct_size, accumulate, transpose_a, transpose_b, epilogue, bias_dtype, alpha, beta, a, b, bias, c, d, workspace,
             workspace_bytes,
         }
+        nvte_cast_current_args_t {
+            struct_size, margin, epsilon, power_of_two, input, output, workspace, workspace_bytes,
+        }
+        nvte_cast_dbias_args_t {
+            struct_size, dbias_dtype, input, output, dbias, accumulate, current, margin, epsilon, power_of_two, reserved, workspace,
+            workspace_bytes,
+        }
+        nvte_scaling_update_args_t {
+            struct_size, algo, slots, history_len, live, scale, history, slot_stride, step_stride, format_max, nonfinite, scale_inv,
+            counter, interval, margin, epsilon, power_of_two,
+        }
     };
     text += &format!("nvte_api_t {}\nnvte_api_t.struct_size 0\nnvte_api_t.reserved 4\n", size_of::<api::nvte_api_t>());
     for (i, name) in api::NAMES.iter().enumerate() {
@@ -119,7 +130,7 @@ fn layouts_cover_the_header() {
     for line in header.lines() {
         let t = line.trim();
         if let Some(name) = t.strip_prefix("typedef struct ").or(t.strip_prefix("struct ")).and_then(|s| s.strip_suffix(" {")) {
-            assert!(known(name), "{name} is missing in tests/library.rs");
+            assert!(known(name), "{name} is missing in tests/abi.rs");
             inside = Some(name);
         } else if t.starts_with('}') {
             inside = None;
@@ -128,7 +139,7 @@ fn layouts_cover_the_header() {
                 Some((_, rest)) => rest.split(')').next().unwrap(),
                 None => t.trim_end_matches(';').split('[').next().unwrap().rsplit([' ', '*']).next().unwrap(),
             };
-            assert!(known(&format!("{name}.{field}")), "{name}.{field} is missing in tests/library.rs");
+            assert!(known(&format!("{name}.{field}")), "{name}.{field} is missing in tests/abi.rs");
         }
     }
 }
