@@ -89,6 +89,12 @@ impl Guarded {
         self.buffer.ptr().offset(self.offset as u64)
     }
 
+    /// New contents for memory that is there already.
+    pub fn overwrite(&self, data: &[u8]) {
+        assert_eq!(data.len(), self.bytes);
+        self.buffer.write(self.offset, data).unwrap();
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes
     }
