@@ -37,9 +37,16 @@ template <int N> DEVICE void words_within(u32 (&w)[N], const u8 *p, const u8 *lo
   const u32 shift = (u32)(u64)p & 3u;
   const u8 *a = p - shift;
   u32 x[N + 1];
+  x[N] = 0;
+  if (a >= lo && a + 4 * N + (shift ? 4 : 0) <= hi) {
 #pragma unroll
-  for (int i = 0; i < N; i++) x[i] = word_within(a + 4 * i, lo, hi);
-  x[N] = shift ? word_within(a + 4 * N, lo, hi) : 0u;
+    for (int i = 0; i < N; i++) x[i] = __ldg((const u32 *)a + i);
+    if (shift) x[N] = __ldg((const u32 *)a + N);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i++) x[i] = word_within(a + 4 * i, lo, hi);
+    if (shift) x[N] = word_within(a + 4 * N, lo, hi);
+  }
 #pragma unroll
   for (int i = 0; i < N; i++) w[i] = __funnelshift_r(x[i], x[i + 1], 8 * shift);
 }

@@ -187,7 +187,8 @@ gemm_sm90(const __grid_constant__ TensorMap map_a, const __grid_constant__ Tenso
         for (int c = 0; c < WAVES * (BN / 64); c++)
           if (c == ch) stage_fragments(stage, acc[c / (BN / 64)] + c % (BN / 64) * 32);
         __syncwarp();
-        store_chunk<D_DT>(out, *my_scale, stage, row0 + ch / (BN / 64) * 64, col0 + ch % (BN / 64) * 64, m, n, amax);
+        const OutScale scale = *my_scale;
+        store_chunk<D_DT>(out, scale, stage, row0 + ch / (BN / 64) * 64, col0 + ch % (BN / 64) * 64, m, n, amax);
       }
     }
     record_out_amax(out, amax);

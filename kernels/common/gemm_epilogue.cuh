@@ -99,42 +99,50 @@ DEVICE void stage_fragments(float *stage, const float *acc) {
 
 DEVICE float finish(float acc, const OutScale &s) { return __fmul_rn(__fmul_rn(acc, s.s1), s.s2); }
 
+// A bias of -0 changes no value, not even the sign of a zero.
+#define NO_BIAS __uint_as_float(0x80000000u)
+
 // A whole chunk whose rows are aligned: half a warp per row, four columns a lane.
 template <int DT> DEVICE void store_chunk_wide(const GemmOut &o, const OutScale &s, const float *stage, i64 row0, i64 col0, u32 &amax) {
   const int lane = lane_id(), c = (lane & 15) * 4, half = lane >> 4;
   const u32 es = sizeof(typename Elem<DT>::T);
-  float bias[4];
+  float bias[4] = {NO_BIAS, NO_BIAS, NO_BIAS, NO_BIAS};
   if (o.bias) load_any4(bias, o.bias, col0 + c, o.bias_dtype, false);
   u8 *p = (u8 *)o.d + ((row0 + half) * o.ldd + col0 + c) * es;
+  const i64 step = 2 * o.ldd * es;
   i64 at_c = (row0 + half) * o.ldc + col0 + c;
 #pragma unroll 1
   for (int r0 = 0; r0 < 16; r0 += 8) {
-    float old[4][4];
-    if (o.beta != 0.0f) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) { load_any4(old[i], o.c, at_c, o.c_dtype, s.c_wide); at_c += 2 * o.ldc; }
-    }
+    float v[4][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       F4 a = *(const F4 *)(stage + stage_at(r0 + 2 * i + half, c));
-      float v[4] = {a.x, a.y, a.z, a.w};
+      v[i][0] = __fadd_rn(finish(a.x, s), bias[0]), v[i][1] = __fadd_rn(finish(a.y, s), bias[1]);
+      v[i][2] = __fadd_rn(finish(a.z, s), bias[2]), v[i][3] = __fadd_rn(finish(a.w, s), bias[3]);
+    }
+    if (o.beta != 0.0f) {
+      float old[4][4];
 #pragma unroll
-      for (int e = 0; e < 4; e++) {
-        v[e] = finish(v[e], s);
-        if (o.bias) v[e] = __fadd_rn(v[e], bias[e]);
-        if (o.beta != 0.0f) v[e] = __fmaf_rn(o.beta, old[i][e], v[e]);
-        if (o.amax) amax = umax(amax, abs_bits(v[e]));
-      }
+      for (int i = 0; i < 4; i++) { load_any4(old[i], o.c, at_c, o.c_dtype, s.c_wide); at_c += 2 * o.ldc; }
+#pragma unroll
+      for (int i = 0; i < 16; i++) v[i / 4][i % 4] = __fmaf_rn(o.beta, old[i / 4][i % 4], v[i / 4][i % 4]);
+    }
+    if (o.amax) {
+#pragma unroll
+      for (int i = 0; i < 16; i++) amax = umax(amax, abs_bits(v[i / 4][i % 4]));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++, p += step) {
       if (DT == DT_F32) {
-        Vec16 w = {{bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])}};
+        Vec16 w = {{bits_of(v[i][0]), bits_of(v[i][1]), bits_of(v[i][2]), bits_of(v[i][3])}};
         st16(p, w);
       } else if (DT == DT_F16 || DT == DT_BF16) {
-        Vec8 w = {{pack2<DT>(v[0], v[1]), pack2<DT>(v[2], v[3])}};
+        Vec8 w = {{pack2<DT>(v[i][0], v[i][1]), pack2<DT>(v[i][2], v[i][3])}};
         st8(p, w);
       } else {
-        *(u32 *)p = f32x4_to_fp8x4<DT>(__fmul_rn(v[0], s.d_scale), __fmul_rn(v[1], s.d_scale), __fmul_rn(v[2], s.d_scale), __fmul_rn(v[3], s.d_scale));
+        const float d = s.d_scale;
+        *(u32 *)p = f32x4_to_fp8x4<DT>(__fmul_rn(v[i][0], d), __fmul_rn(v[i][1], d), __fmul_rn(v[i][2], d), __fmul_rn(v[i][3], d));
       }
-      p += 2 * o.ldd * es;
     }
   }
 }
@@ -148,67 +156,71 @@ template <int DT> DEVICE void store_half(u8 *p, u32 w) {
   else *p = (u8)w;
 }
 
-// Any chunk: `rows` <= 16 and `cols` <= 64 of it exist, D has element alignment only. One row at a time, two columns a lane.
-template <int DT> DEVICE void store_chunk_any(const GemmOut &o, const OutScale &s, const float *stage, i64 row0, i64 col0, int rows, int cols, u32 &amax) {
+// Any chunk: `rows` <= 16 and `cols` <= 64 of it exist (FULL: all of it), D has element alignment only. Two columns a lane.
+template <int DT, bool FULL>
+DEVICE void store_chunk_any(const GemmOut &o, const OutScale &s, const float *stage, i64 row0, i64 col0, int rows, int cols, u32 &amax) {
   const int lane = lane_id();
-  const u32 es = sizeof(typename Elem<DT>::T);
+  const u32 es = sizeof(typename Elem<DT>::T), half_bits = 8 * es & 31;
   // f32 elements are aligned by themselves: lanes take neighbouring columns. Narrower types take pairs.
   const int c0 = DT == DT_F32 ? lane : 2 * lane, c1 = DT == DT_F32 ? lane + 32 : 2 * lane + 1;
-  const bool ok0 = c0 < cols, ok1 = c1 < cols;
-  float b0 = 0.0f, b1 = 0.0f;
+  const bool ok0 = FULL || c0 < cols, ok1 = FULL || c1 < cols;
+  float b0 = NO_BIAS, b1 = NO_BIAS;
   if (o.bias) {
     if (ok0) b0 = load_any(o.bias, col0 + c0, o.bias_dtype);
     if (ok1) b1 = load_any(o.bias, col0 + c1, o.bias_dtype);
   }
   u8 *p = (u8 *)o.d + (row0 * o.ldd + col0) * es;
+  const i64 step = o.ldd * es;
   i64 at_c = row0 * o.ldc + col0;
 #pragma unroll 1
-  for (int r0 = 0; r0 < rows; r0 += 4) {
-    float old0[4], old1[4];
-    if (o.beta != 0.0f) {
+  for (int r0 = 0; r0 < (FULL ? 16 : rows); r0 += 4) {
+    float v0[4], v1[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        bool row = r0 + i < rows;
+    for (int i = 0; i < 4; i++) {
+      if (DT == DT_F32) {
+        v0[i] = stage[stage_at(r0 + i, c0)], v1[i] = stage[stage_at(r0 + i, c1)];
+      } else {
+        F2 a = *(const F2 *)(stage + stage_at(r0 + i, c0));
+        v0[i] = a.x, v1[i] = a.y;
+      }
+      v0[i] = __fadd_rn(finish(v0[i], s), b0), v1[i] = __fadd_rn(finish(v1[i], s), b1);
+    }
+    if (o.beta != 0.0f) {
+      float old0[4], old1[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++, at_c += o.ldc) {
+        const bool row = FULL || r0 + i < rows;
         old0[i] = row && ok0 ? load_any(o.c, at_c + c0, o.c_dtype) : 0.0f;
         old1[i] = row && ok1 ? load_any(o.c, at_c + c1, o.c_dtype) : 0.0f;
-        at_c += o.ldc;
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i++) v0[i] = __fmaf_rn(o.beta, old0[i], v0[i]), v1[i] = __fmaf_rn(o.beta, old1[i], v1[i]);
+    }
+    if (o.amax) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const bool row = FULL || r0 + i < rows;
+        if (row && ok0) amax = umax(amax, abs_bits(v0[i]));
+        if (row && ok1) amax = umax(amax, abs_bits(v1[i]));
       }
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      if (r0 + i < rows) {
-        float v0, v1;
-        if (DT == DT_F32) {
-          v0 = stage[stage_at(r0 + i, c0)], v1 = stage[stage_at(r0 + i, c1)];
-        } else {
-          F2 a = *(const F2 *)(stage + stage_at(r0 + i, c0));
-          v0 = a.x, v1 = a.y;
-        }
-        v0 = finish(v0, s), v1 = finish(v1, s);
-        if (o.bias) v0 = __fadd_rn(v0, b0), v1 = __fadd_rn(v1, b1);
-        if (o.beta != 0.0f) v0 = __fmaf_rn(o.beta, old0[i], v0), v1 = __fmaf_rn(o.beta, old1[i], v1);
-        if (o.amax) {
-          if (ok0) amax = umax(amax, abs_bits(v0));
-          if (ok1) amax = umax(amax, abs_bits(v1));
-        }
-        if (DT == DT_F32) {
-          if (ok0) *(float *)(p + c0 * 4) = v0;
-          if (ok1) *(float *)(p + c1 * 4) = v1;
-        } else {
-          const u32 half_bits = 8 * es & 31;
-          u32 w = DT == DT_F16 || DT == DT_BF16 ? pack2<DT>(v0, v1) : f32x2_to_fp8x2<DT>(__fmul_rn(v0, s.d_scale), __fmul_rn(v1, s.d_scale));
-          if (((u64)p & (2 * es - 1)) == 0) {
-            if (ok1) store_pair<DT>(p + c0 * es, w);
-            else if (ok0) store_half<DT>(p + c0 * es, w);
-          } else {
-            // The row starts on an odd element: store the pairs one column further right, and the first column alone.
-            u32 next = __shfl_down_sync(0xFFFFFFFFu, w, 1);
-            if (lane < 31 && c1 + 1 < cols) store_pair<DT>(p + c1 * es, w >> half_bits | next << half_bits);
-            else if (ok1) store_half<DT>(p + c1 * es, w >> half_bits);
-            if (lane == 0 && ok0) store_half<DT>(p, w);
-          }
-        }
-        p += o.ldd * es;
+    for (int i = 0; i < 4; i++, p += step) {
+      const bool row = FULL || r0 + i < rows;
+      if (DT == DT_F32) {
+        if (row && ok0) *(float *)(p + c0 * 4) = v0[i];
+        if (row && ok1) *(float *)(p + c1 * 4) = v1[i];
+      } else {
+        const u32 w = DT == DT_F16 || DT == DT_BF16 ? pack2<DT>(v0[i], v1[i]) : f32x2_to_fp8x2<DT>(__fmul_rn(v0[i], s.d_scale), __fmul_rn(v1[i], s.d_scale));
+        // A row that starts on an odd element is stored in pairs one column further right, its first and last column alone.
+        const u32 next = __shfl_down_sync(0xFFFFFFFFu, w, 1);
+        const bool odd = ((u64)p & (2 * es - 1)) != 0;
+        const int first = odd ? c1 : c0;
+        const u32 pair = odd ? w >> half_bits | next << half_bits : w;
+        const bool whole = FULL ? !odd || lane < 31 : first + 1 < cols;
+        if (row && whole && first < 63) store_pair<DT>(p + first * es, pair);
+        else if (row && (FULL || first < cols)) store_half<DT>(p + first * es, pair);
+        if (row && odd && lane == 0) store_half<DT>(p, w);
       }
     }
   }
@@ -218,8 +230,9 @@ template <int DT> DEVICE void store_chunk_any(const GemmOut &o, const OutScale &
 template <int DT> DEVICE void store_chunk(const GemmOut &o, const OutScale &s, const float *stage, i64 row0, i64 col0, i64 m, i64 n, u32 &amax) {
   int rows = (int)imin(m - row0, 16), cols = (int)imin(n - col0, 64);
   if (rows <= 0 || cols <= 0) return;
-  if (s.d_wide && rows == 16 && cols == 64) store_chunk_wide<DT>(o, s, stage, row0, col0, amax);
-  else store_chunk_any<DT>(o, s, stage, row0, col0, rows, cols, amax);
+  if (rows < 16 || cols < 64) store_chunk_any<DT, false>(o, s, stage, row0, col0, rows, cols, amax);
+  else if (s.d_wide) store_chunk_wide<DT>(o, s, stage, row0, col0, amax);
+  else store_chunk_any<DT, true>(o, s, stage, row0, col0, 16, 64, amax);
 }
 
 // At the end of the kernel, by whole warps.
