@@ -11,8 +11,10 @@ use crate::{
 
 /// A host address that no device knows, aligned.
 fn host_memory() -> *mut c_void {
-    static HOST: [u64; 64] = [0; 64];
-    HOST.as_ptr().cast_mut().cast()
+    #[repr(align(64))]
+    struct Aligned([u64; 64]);
+    static HOST: Aligned = Aligned([0; 64]);
+    HOST.0.as_ptr().cast_mut().cast()
 }
 
 /// Every fault of a function that needs no knowledge of it. `destroyed`: a handle that was one.

@@ -16,6 +16,9 @@ use crate::{
     faults,
 };
 
+/// Set where kernels do not run, so that valid calls write nothing.
+pub const NO_KERNELS: &str = "NVTE_TEST_NO_KERNELS";
+
 /// What a function does with an argument's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
@@ -395,10 +398,13 @@ pub fn try_everything(f: &Function) -> Vec<String> {
     }
     assert_eq!((f.call)(&stage.valid()), NVTE_OK, "{}: the valid call: {}", f.name, message());
     sync(&device);
-    for (m, memory) in f.matrices.iter().zip(&stage.matrices).filter(|_| f.has_memory && f.writes) {
+    for (m, memory) in f.matrices.iter().zip(&stage.matrices).filter(|_| f.has_memory && f.writes && std::env::var_os(NO_KERNELS).is_none())
+    {
         let layouts = [&memory.data, &memory.data_t].into_iter().flatten();
         let written = layouts.map(Guarded::read).all(|bytes| bytes.iter().any(|b| *b != POISON));
-        assert!(written, "{}: the valid call did not write {}", f.name, m.name);
+        if !written {
+            wrong.push(format!("{}: the valid call did not write {}", f.name, m.name));
+        }
     }
     assert_eq!(nvte_context_destroy(ctx), NVTE_OK);
     wrong

@@ -102,7 +102,32 @@ pub fn functions() -> Vec<Function> {
             }
         }));
     }
-    vec![fp8, high]
+    let product = || Matrix::new("d", Output, DType::F32, 5, 7).refusing(DType::F32).may_be(&["c"]);
+    let mut timed = Function::new("nvte_gemm_prepare", |c| {
+        let g = args(c);
+        // SAFETY: as above.
+        unsafe { nvte_gemm_prepare(c.ctx, c.args(&g), c.number("candidates") as u32, c.stream) }
+    });
+    timed = described(timed, DType::E4m3, product(), DType::F32);
+    let mut query = Function::new("nvte_gemm_workspace", |c| {
+        let (g, mut bytes) = (args(c), 77);
+        // SAFETY: as above.
+        let status = unsafe { nvte_gemm_workspace(c.ctx, c.args(&g), &mut bytes) };
+        assert!(status == NVTE_OK || bytes == 77, "written on an error");
+        status
+    });
+    query = described(query, DType::E4m3, product(), DType::F32);
+    (query.has_memory, query.workspace) = (false, None);
+    for f in [&mut timed, &mut query] {
+        // What `a` is decides what `b` must be; timing writes only where there is something to time.
+        f.matrices[0].refused = DType::E4m3;
+        (f.prepares, f.writes) = (false, false);
+    }
+    timed.numbers.push(("candidates", 1.0));
+    for v in [0.0, 65.0] {
+        timed.faults.push(Fault::number("candidates", v, NVTE_ERROR_INVALID_VALUE));
+    }
+    vec![fp8, high, timed, query]
 }
 
 /// Functions that do not fit the pattern.
@@ -139,11 +164,7 @@ pub fn the_rest() {
         assert_eq!(nvte_gemm_workspace(ctx, &args, &mut bytes), NVTE_OK, "{}", message());
 
         for stream in [ptr::null_mut(), nvte::Stream::PREPARE.0] {
-            refused(
-                nvte_gemm_prepare(ctx, &args, 4, stream),
-                if bytes > 0 { NVTE_ERROR_WORKSPACE_TOO_SMALL } else { NVTE_ERROR_NULL_POINTER },
-                "",
-            );
+            refused(nvte_gemm_prepare(ctx, &args, 4, stream), NVTE_ERROR_NULL_POINTER, "d.data");
         }
         refused(nvte_gemm_prepare(ctx, ptr::null(), 4, ptr::null_mut()), NVTE_ERROR_NULL_POINTER, "args");
         refused(nvte_gemm_prepare(ptr::null_mut(), &args, 4, ptr::null_mut()), NVTE_ERROR_INVALID_HANDLE, "context");

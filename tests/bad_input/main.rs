@@ -51,6 +51,30 @@ fn functions_that_take_data() {
     assert!(wrong.is_empty(), "{}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// The same on a CUDA context, on machines that have none: a driver of a few lines of C that knows memory and runs no kernel.
+#[test]
+#[cfg(all(feature = "cuda", target_os = "linux"))]
+fn the_same_with_a_driver_that_runs_nothing() {
+    use common::cc::{available, succeeded, Workshop};
+    if common::on_cuda() || !available() {
+        return;
+    }
+    let symbols = nvte::cuda_testing::driver_symbols();
+    let stubs: String = symbols.iter().map(|s| format!("__attribute__((weak)) int {s}(void) {{ return 0; }}\n")).collect();
+    let w = Workshop::new(&[
+        ("driver.c", include_str!("../c/fake_libcuda_unknown_status.c")),
+        ("memory.c", include_str!("../c/fake_libcuda_memory.c")),
+        ("nvrtc.c", include_str!("../c/fake_libnvrtc.c")),
+        ("stubs.c", &stubs),
+    ]);
+    w.shared("libcuda.so.1", &["-DFAKE_HAS_MEMORY", "driver.c", "memory.c", "stubs.c"]);
+    w.shared("libnvrtc.so.13", &["nvrtc.c"]);
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    again.env("LD_LIBRARY_PATH", w.path("")).env("NVTE_CACHE_DIR", w.path("cache")).env_remove("NVTE_LIBRARY_PATH");
+    again.env("NVTE_TEST_BACKEND", "cuda").env(framework::NO_KERNELS, "1");
+    succeeded(again.output().unwrap());
+}
+
 #[test]
 fn functions_about_plans_of_products() {
     gemm::the_rest();

@@ -76,6 +76,7 @@ int cuCtxPushCurrent_v2(void *context) {
   ANSWER("cuCtxPushCurrent");
 }
 
+#ifndef FAKE_HAS_MEMORY
 int cuPointerGetAttributes(unsigned n, const int *attributes, void **values, unsigned long long p) {
   const char *ordinal = getenv("FAKE_MEMORY");
   unsigned i;
@@ -86,6 +87,7 @@ int cuPointerGetAttributes(unsigned n, const int *attributes, void **values, uns
   }
   ANSWER("cuPointerGetAttributes");
 }
+#endif
 
 int cuStreamIsCapturing(void *stream, int *status) {
   (void)stream;

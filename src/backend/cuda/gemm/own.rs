@@ -155,7 +155,8 @@ fn plan(arch: i32, g: &OwnArgs) -> Result<Plan> {
     let mut end = 0u64;
     let mut pack = |o: &Operand, rows: i64| -> Result<Option<Packed>> {
         let decode = kernel == OwnKernel::Mma && o.dtype.is_fp8();
-        let aligned = !o.data.is_null() && o.data.0 % 16 == 0 && o.k_major && (rows == 1 || (o.ld * o.dtype.size() as i64) % 16 == 0);
+        let aligned =
+            !o.data.is_null() && o.data.0 % 16 == 0 && o.k_major && (rows == 1 || o.ld.wrapping_mul(o.dtype.size() as i64) % 16 == 0);
         if kernel == OwnKernel::Simt || (aligned && !decode) {
             return Ok(None);
         }
