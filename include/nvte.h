@@ -377,6 +377,62 @@ typedef struct nvte_gemm_args_t {
   uint64_t workspace_bytes;
 } nvte_gemm_args_t;
 
+// Arguments of nvte_layernorm_fwd and nvte_rmsnorm_fwd.
+//
+// Parameters (gamma, beta) are tensors of one row, [1, hidden], whose stride means nothing, each f32, f16 or bf16 whatever the other types are.
+typedef struct nvte_norm_fwd_args_t {
+  // sizeof(nvte_norm_fwd_args_t).
+  uint32_t struct_size;
+  // 1: the weight is 1 + gamma, formed in f32. 0: it is gamma.
+  int32_t zero_centered_gamma;
+  // f32, f16 or bf16 [rows, hidden].
+  const nvte_tensor_t *x;
+  // The weight; NULL: 1.
+  const nvte_tensor_t *gamma;
+  // The shift; NULL: 0. RMSNorm: NULL.
+  const nvte_tensor_t *beta;
+  // [rows, hidden]: f32, f16 or bf16, its data; or E4M3 or E5M2, its data, its data_t or both.
+  const nvte_tensor_t *y;
+  // Device, f32 [rows]: receives the mean of each row; NULL: not written. RMSNorm: NULL.
+  float *mu;
+  // Device, f32 [rows]: receives 1/sqrt(var + eps); NULL: not written.
+  float *rsigma;
+  // Added to the variance (RMSNorm: to the mean square). Finite, not negative.
+  float eps;
+  // 0.
+  uint32_t reserved;
+} nvte_norm_fwd_args_t;
+
+// Arguments of nvte_layernorm_bwd and nvte_rmsnorm_bwd.
+//
+// dy, x, gamma, dx, dgamma and dbeta are f32, f16 or bf16 each, in any combination.
+typedef struct nvte_norm_bwd_args_t {
+  // sizeof(nvte_norm_bwd_args_t).
+  uint32_t struct_size;
+  // As in the forward pass.
+  int32_t zero_centered_gamma;
+  // [rows, hidden]: gradient of the output.
+  const nvte_tensor_t *dy;
+  // [rows, hidden]: the forward pass' input.
+  const nvte_tensor_t *x;
+  // [1, hidden]: the forward pass' weight; NULL: 1.
+  const nvte_tensor_t *gamma;
+  // Device, f32 [rows], written by the forward pass. RMSNorm: NULL.
+  const float *mu;
+  // Device, f32 [rows], written by the forward pass.
+  const float *rsigma;
+  // [rows, hidden]: receives the gradient of x.
+  const nvte_tensor_t *dx;
+  // [1, hidden]: receives the gradient of gamma (0 if there are no rows); NULL: not wanted.
+  const nvte_tensor_t *dgamma;
+  // [1, hidden]: receives the gradient of beta (0 if there are no rows); NULL: not wanted. RMSNorm: NULL.
+  const nvte_tensor_t *dbeta;
+  // Device memory, aligned to 16 bytes; its contents before and after mean nothing. NULL if dgamma and dbeta are NULL.
+  void *workspace;
+  // Its size, at least what nvte_norm_bwd_workspace says.
+  uint64_t workspace_bytes;
+} nvte_norm_bwd_args_t;
+
 // Arguments of nvte_scaling_update: the caller's arrays over slots slots. Zero-initialise it and set struct_size.
 typedef struct nvte_scaling_update_args_t {
   // sizeof(nvte_scaling_update_args_t).
@@ -681,6 +737,62 @@ nvte_status_t nvte_gemm_plans_export(nvte_context_t ctx, char *buffer, size_t si
 // NVTE_ERROR_INVALID_VALUE for a line that is none.
 nvte_status_t nvte_gemm_plans_import(nvte_context_t ctx, const char *text);
 
+// LayerNorm, row by row: y = (x - mean) * rsigma * weight + beta, with rsigma = 1/sqrt(var + eps).
+//
+// Shapes: x and y [rows, hidden], any rows and hidden; gamma and beta [1, hidden]; mu and rsigma [rows]. Units: sizes and strides in
+// elements. Pointers: structs are on the host, data, slots, mu and rsigma on the device. Alignment: that of the element type (multiples
+// of 16 bytes for base and row stride are faster). Aliasing: outputs must not overlap inputs or each other. Stream order: enqueued on
+// stream, nothing waits. Determinism: two calls on one device give the same bits; back ends agree within 2 units of the last place of y.
+// Statistics are f32 with a two-pass variance. Nothing is rounded before y: with an FP8 y the codes are encode(y * scale) of the f32 y,
+// its amax is recorded as a maximum in y.amax, and 1/scale written to y.scale_inv, where those are not NULL.
+// A row that holds NaN or infinity spoils that row of y only.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED,
+// NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_UNSUPPORTED (slots or data_t with a y that is not FP8), NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_layernorm_fwd(nvte_context_t ctx,
+                                 const nvte_norm_fwd_args_t *args,
+                                 nvte_stream_t stream);
+
+// RMSNorm, row by row: y = x * rsigma * weight, with rsigma = 1/sqrt(mean(x^2) + eps). beta and mu must be NULL.
+//
+// Shapes: as nvte_layernorm_fwd. Units: the same. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
+// Determinism: the same.
+//
+// Errors: as nvte_layernorm_fwd; NVTE_ERROR_UNSUPPORTED also for beta or mu.
+nvte_status_t nvte_rmsnorm_fwd(nvte_context_t ctx, const nvte_norm_fwd_args_t *args, nvte_stream_t stream);
+
+// Bytes of workspace for nvte_layernorm_bwd and nvte_rmsnorm_bwd where dgamma or dbeta is wanted. Does not depend on the number of rows.
+//
+// Shapes: hidden >= 0. Units: bytes. Pointers: bytes is on the host. Alignment: natural. Aliasing: none. Stream order: none.
+// Determinism: the same for one device and version of the library.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_SIZE_OVERFLOW.
+nvte_status_t nvte_norm_bwd_workspace(nvte_context_t ctx, int64_t hidden, uint64_t *bytes);
+
+// Gradients of nvte_layernorm_fwd. With xhat = (x - mu) * rsigma and g = dy * weight:
+// dx = (g - xhat * mean(g * xhat) - mean(g)) * rsigma; over all rows dgamma = sum(dy * xhat) and dbeta = sum(dy).
+//
+// Shapes: dy, x and dx [rows, hidden], any rows and hidden; gamma, dgamma and dbeta [1, hidden]; mu and rsigma [rows]. Units: sizes and
+// strides in elements. Pointers: structs are on the host, all data on the device. Alignment: that of the element type (one type for dy, x
+// and dx, and multiples of 16 bytes for base and row stride are faster); workspace 16 bytes. Aliasing: outputs and workspace must not
+// overlap inputs or each other. Stream order: enqueued on stream, nothing waits. Determinism: two calls on one device give the same
+// bits: sums in f32 in a fixed order, no atomics.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_layernorm_bwd(nvte_context_t ctx, const nvte_norm_bwd_args_t *args, nvte_stream_t stream);
+
+// Gradients of nvte_rmsnorm_fwd. With xhat = x * rsigma and g = dy * weight: dx = (g - xhat * mean(g * xhat)) * rsigma; over all rows
+// dgamma = sum(dy * xhat). mu and dbeta must be NULL.
+//
+// Shapes: as nvte_layernorm_bwd. Units: the same. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
+// Determinism: the same.
+//
+// Errors: as nvte_layernorm_bwd; NVTE_ERROR_UNSUPPORTED for mu or dbeta.
+nvte_status_t nvte_rmsnorm_bwd(nvte_context_t ctx, const nvte_norm_bwd_args_t *args, nvte_stream_t stream);
+
 // Ends a period for all slots in one launch: rolls the amax histories and makes the new scales (section 4 above).
 //
 // Shapes: arrays over slots, history of slots x (history_len - 1). Units: strides in elements. Pointers: the struct is on the host, the
@@ -727,6 +839,11 @@ struct nvte_api_t {
   nvte_status_t (*gemm_prepare)(nvte_context_t ctx, const nvte_gemm_args_t *args, uint32_t candidates, nvte_stream_t stream);
   nvte_status_t (*gemm_plans_export)(nvte_context_t ctx, char *buffer, size_t size, size_t *needed);
   nvte_status_t (*gemm_plans_import)(nvte_context_t ctx, const char *text);
+  nvte_status_t (*layernorm_fwd)(nvte_context_t ctx, const nvte_norm_fwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*layernorm_bwd)(nvte_context_t ctx, const nvte_norm_bwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*rmsnorm_fwd)(nvte_context_t ctx, const nvte_norm_fwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*rmsnorm_bwd)(nvte_context_t ctx, const nvte_norm_bwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*norm_bwd_workspace)(nvte_context_t ctx, int64_t hidden, uint64_t *bytes);
 };
 
 #ifdef __cplusplus

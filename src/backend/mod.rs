@@ -43,6 +43,10 @@ pub(crate) trait Backend: Send + Sync {
     unsafe fn gemm_prepare(&self, problem: &ops::gemm::Problem, candidates: u32, stream: Stream) -> Result<()>;
     fn gemm_plans_export(&self) -> String;
     fn gemm_plans_import(&self, text: &str) -> Result<()>;
+    unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()>;
+    unsafe fn norm_bwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormBwdArgs, stream: Stream) -> Result<()>;
+    /// Rows of partial weight gradients, of `hidden` f32 each, that the backward pass keeps in its workspace per gradient.
+    fn norm_bwd_partials(&self) -> u32;
     /// Bytes at the start of a workspace in which an amax is reduced.
     fn amax_workspace(&self) -> u64;
     /// Bytes in which column sums of `[rows, cols]` are reduced.

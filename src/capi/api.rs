@@ -66,6 +66,11 @@ table! {
     gemm::nvte_gemm_prepare,
     gemm::nvte_gemm_plans_export,
     gemm::nvte_gemm_plans_import,
+    norm::nvte_layernorm_fwd,
+    norm::nvte_layernorm_bwd,
+    norm::nvte_rmsnorm_fwd,
+    norm::nvte_rmsnorm_bwd,
+    norm::nvte_norm_bwd_workspace,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

@@ -11,5 +11,6 @@ pub mod gemm;
 mod guard;
 mod handle;
 pub mod info;
+pub mod norm;
 pub mod scaling;
 pub mod types;

@@ -9,4 +9,5 @@ pub mod cast;
 pub(crate) mod check;
 pub mod dequantize;
 pub mod gemm;
+pub mod norm;
 pub mod scaling;

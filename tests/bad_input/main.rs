@@ -9,6 +9,7 @@ mod cast;
 mod faults;
 mod framework;
 mod gemm;
+mod norm;
 mod scaling;
 
 use framework::{create, message, try_everything, Function};
@@ -33,7 +34,7 @@ const BASE: [&str; 12] = [
 
 /// One list of descriptions per family.
 fn functions() -> Vec<Function> {
-    [cast::functions(), gemm::functions(), scaling::functions()].into_iter().flatten().collect()
+    [cast::functions(), gemm::functions(), norm::functions(), scaling::functions()].into_iter().flatten().collect()
 }
 
 #[test]

@@ -225,6 +225,50 @@ inline std::string gemm_plans_export(const context &ctx) {
 }
 inline void gemm_plans_import(const context &ctx, const std::string &text) { check(api().gemm_plans_import(ctx.get(), text.c_str())); }
 
+// The arguments of a norm's forward pass; change the fields of the result for more. gamma, beta: nullptr for none (RMSNorm has no beta).
+// The tensors must outlive it.
+inline nvte_norm_fwd_args_t norm_fwd_args(const nvte_tensor_t *x, const nvte_tensor_t *gamma, const nvte_tensor_t *beta, const nvte_tensor_t *y,
+                                          float eps) {
+  nvte_norm_fwd_args_t args = sized<nvte_norm_fwd_args_t>();
+  args.x = x;
+  args.gamma = gamma;
+  args.beta = beta;
+  args.y = y;
+  args.eps = eps;
+  return args;
+}
+inline void layernorm_fwd(const context &ctx, const nvte_norm_fwd_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().layernorm_fwd(ctx.get(), &args, stream));
+}
+inline void rmsnorm_fwd(const context &ctx, const nvte_norm_fwd_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().rmsnorm_fwd(ctx.get(), &args, stream));
+}
+
+// Bytes of workspace of a norm's backward pass with weight gradients.
+inline std::uint64_t norm_bwd_workspace(const context &ctx, std::int64_t hidden) {
+  std::uint64_t bytes = 0;
+  check(api().norm_bwd_workspace(ctx.get(), hidden, &bytes));
+  return bytes;
+}
+// The arguments of a norm's backward pass without weight gradients; for those fill dgamma, dbeta and the workspace. mu: nullptr for RMSNorm.
+inline nvte_norm_bwd_args_t norm_bwd_args(const nvte_tensor_t *dy, const nvte_tensor_t *x, const nvte_tensor_t *gamma, const float *mu,
+                                          const float *rsigma, const nvte_tensor_t *dx) {
+  nvte_norm_bwd_args_t args = sized<nvte_norm_bwd_args_t>();
+  args.dy = dy;
+  args.x = x;
+  args.gamma = gamma;
+  args.mu = mu;
+  args.rsigma = rsigma;
+  args.dx = dx;
+  return args;
+}
+inline void layernorm_bwd(const context &ctx, const nvte_norm_bwd_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().layernorm_bwd(ctx.get(), &args, stream));
+}
+inline void rmsnorm_bwd(const context &ctx, const nvte_norm_bwd_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().rmsnorm_bwd(ctx.get(), &args, stream));
+}
+
 }  // namespace nvte
 
 #endif  // NVTE_HPP

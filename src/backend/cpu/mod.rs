@@ -5,6 +5,7 @@ mod cast;
 mod dequantize;
 mod element;
 mod gemm;
+mod norm;
 mod parallel;
 mod scaling;
 mod simd;
@@ -99,6 +100,26 @@ impl Backend for CpuBackend {
         // SAFETY: the caller vouches for the destination.
         unsafe { std::ptr::write_bytes(to.as_ptr::<u8>(), byte, bytes) }
         Ok(())
+    }
+
+    unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { norm::norm_fwd(&self.threads, norm, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn norm_bwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormBwdArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { norm::norm_bwd(&self.threads, norm, args) }
+        }
+        Ok(())
+    }
+
+    fn norm_bwd_partials(&self) -> u32 {
+        0
     }
 
     fn amax_workspace(&self) -> u64 {

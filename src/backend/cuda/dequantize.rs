@@ -164,6 +164,12 @@ struct TransposeParams {
     empty: u32,
 }
 
+/// Loads what [`fp8_transpose`] may need: before the launches of an operation that ends with it.
+pub(super) fn load_transpose(queue: &Queue<'_>) -> Result<()> {
+    queue.load(&Transpose { aligned: true })?;
+    queue.load(&Transpose { aligned: false })
+}
+
 /// # Safety
 /// Arguments validated, pointers live.
 pub(super) unsafe fn fp8_transpose(backend: &CudaBackend, a: &TransposeArgs, stream: Stream) -> Result<()> {

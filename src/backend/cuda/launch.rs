@@ -46,6 +46,11 @@ impl<'a> Queue<'a> {
         Ok(Self { backend, stream, _current: backend.enter()? })
     }
 
+    /// Loads the kernel for `spec`: before the first of several launches, so that none is enqueued unless all can be.
+    pub(crate) fn load<S: KernelSpec>(&self, spec: &S) -> Result<()> {
+        self.backend.jit.get(spec, self.backend.driver, self.stream).map(drop)
+    }
+
     /// Loads the kernel for `spec` and, unless the stream is the prepare stream, enqueues it.
     ///
     /// # Safety
@@ -101,7 +106,6 @@ impl<'a> Queue<'a> {
     }
 
     /// Multiprocessors of the device.
-    #[allow(dead_code)]
     pub(crate) fn multiprocessors(&self) -> u32 {
         self.backend.capability.multiprocessors as u32
     }

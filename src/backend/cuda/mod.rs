@@ -10,6 +10,7 @@ pub(crate) mod info;
 mod jit;
 mod launch;
 mod library;
+mod norm;
 mod nvrtc;
 mod scaling;
 mod sources;
@@ -41,6 +42,8 @@ pub(crate) struct CudaBackend {
     capability: Capability,
     /// Pageable host memory is readable from kernels (coherent systems): such pointers are then not refused.
     pageable: bool,
+    /// Shared memory of one block at most, in bytes.
+    max_shared_memory: u32,
 }
 
 // SAFETY: driver handles are usable from any thread; everything else is Sync by itself.
@@ -81,17 +84,29 @@ impl CudaBackend {
                 "compute capability 8.0 or newer is needed",
             ));
         }
-        let mut pageable = 0;
+        let (mut pageable, mut max_shared_memory) = (0, 0);
         let mut context = ptr::null_mut();
         // SAFETY: out-pointers; the context is released in `drop`.
         unsafe {
             let code = (driver.device_get_attribute)(&mut pageable, attribute::PAGEABLE_MEMORY_ACCESS, device);
             driver.check("cuDeviceGetAttribute", code)?;
+            let code = (driver.device_get_attribute)(&mut max_shared_memory, attribute::MAX_SHARED_MEMORY_OPTIN, device);
+            driver.check("cuDeviceGetAttribute", code)?;
             driver.check("cuDevicePrimaryCtxRetain", (driver.primary_ctx_retain)(&mut context, device))?;
         }
         let pageable = pageable != 0;
         let jit = Jit::new(arch_name(arch), DiskCache::new(options.cache_dir.clone()), options.library_dirs.clone());
-        Ok(Self { driver, jit, gemm: gemm::GemmState::default(), ordinal, device, context, capability, pageable })
+        Ok(Self {
+            driver,
+            jit,
+            gemm: gemm::GemmState::default(),
+            ordinal,
+            device,
+            context,
+            capability,
+            pageable,
+            max_shared_memory: max_shared_memory as u32,
+        })
     }
 
     /// Makes the device's context current for as long as the result lives.
@@ -213,6 +228,20 @@ impl Backend for CudaBackend {
         let _current = self.enter()?;
         // SAFETY: the caller vouches for the destination.
         self.driver.check("cuMemsetD8Async", unsafe { (self.driver.memset_d8_async)(to.0, byte, bytes, stream.0) })
+    }
+
+    unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { norm::norm_fwd(self, norm, args, stream) }
+    }
+
+    unsafe fn norm_bwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormBwdArgs, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { norm::norm_bwd(self, norm, args, stream) }
+    }
+
+    fn norm_bwd_partials(&self) -> u32 {
+        self.capability.multiprocessors as u32
     }
 
     fn amax_workspace(&self) -> u64 {

@@ -27,6 +27,9 @@ sources! {
     GemmPack = "gemm_pack.cu",
     GemmSimt = "gemm_simt.cu",
     GemmSm90 = "gemm_sm90.cu",
+    NormBwd = "norm_bwd.cu",
+    NormBwdAny = "norm_bwd_any.cu",
+    NormFwd = "norm_fwd.cu",
     Amax = "amax.cu",
     Dbias = "dbias.cu",
     Dequantize = "dequantize.cu",
@@ -38,6 +41,7 @@ sources! {
 pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("common/base.cuh", include_str!("../../../kernels/common/base.cuh")),
     ("common/gemm_epilogue.cuh", include_str!("../../../kernels/common/gemm_epilogue.cuh")),
+    ("common/norm.cuh", include_str!("../../../kernels/common/norm.cuh")),
     ("common/ptx_mma.cuh", include_str!("../../../kernels/common/ptx_mma.cuh")),
     ("common/ptx_sm90.cuh", include_str!("../../../kernels/common/ptx_sm90.cuh")),
     ("common/smem.cuh", include_str!("../../../kernels/common/smem.cuh")),

@@ -45,6 +45,7 @@ pub fn variants() -> Vec<Variant> {
         super::cast::variants(),
         super::dequantize::variants(),
         super::gemm::kernels::variants(),
+        super::norm::variants(),
         super::scaling::variants(),
     ];
     for v in families.into_iter().flatten() {

@@ -1,0 +1,144 @@
+// What the norm kernels share: 16-byte vectors of a high-precision type, parameters of a type known at run time, sums over a row.
+#pragma once
+#include "common/base.cuh"
+
+// Elements of a 16-byte vector.
+template <int DT> struct Vector { static const int N = 16 / (int)sizeof(typename Elem<DT>::T); };
+
+template <int DT> DEVICE void unpack(const Vec16 &v, float (&f)[Vector<DT>::N]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (DT == DT_F32) f[i] = float_of(v.w[i]);
+    else unpack2<DT>(v.w[i], f[2 * i], f[2 * i + 1]);
+  }
+}
+template <int DT> DEVICE Vec16 pack(const float (&f)[Vector<DT>::N]) {
+  Vec16 v;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (DT == DT_F32) v.w[i] = bits_of(f[i]);
+    else v.w[i] = pack2<DT>(f[2 * i], f[2 * i + 1]);
+  }
+  return v;
+}
+
+// ---------------------------------------------------------------- types known at run time
+// The branches are uniform: the types are kernel arguments.
+DEVICE float load_as(const void *p, int dt, i64 i) {
+  if (dt == DT_F32) return ((const float *)p)[i];
+  u16 b = ((const u16 *)p)[i];
+  return dt == DT_BF16 ? bf16_to_f32(b) : f16_to_f32(b);
+}
+DEVICE void store_as(void *p, int dt, i64 i, float v) {
+  if (dt == DT_F32) ((float *)p)[i] = v;
+  else ((u16 *)p)[i] = dt == DT_BF16 ? f32_to_bf16(v) : f32_to_f16(v);
+}
+DEVICE u8 encode_as(int dt, float v) { return dt == DT_E4M3 ? f32_to_fp8<DT_E4M3>(v) : f32_to_fp8<DT_E5M2>(v); }
+DEVICE bool is_fp8(int dt) { return dt >= DT_E4M3; }
+
+// W elements from `i` on, as they lie in memory, then as floats: 1 anywhere; or 4 or 8 where `i` is a multiple of W and the base is
+// aligned to W elements or 16 bytes, whichever is less.
+template <int W> struct Parameters {
+  u32 w[W];
+  DEVICE void fetch(const void *p, int dt, i64 i) {
+    if constexpr (W == 1) {
+      w[0] = dt == DT_F32 ? ((const u32 *)p)[i] : ((const u16 *)p)[i];
+    } else if (dt == DT_F32) {
+#pragma unroll
+      for (int k = 0; k < W; k += 4) {
+        Vec16 v = *(const Vec16 *)((const float *)p + i + k);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w[k + j] = v.w[j];
+      }
+    } else if constexpr (W == 8) {
+      Vec16 v = *(const Vec16 *)((const u16 *)p + i);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) w[j] = v.w[j];
+    } else {
+      Vec8 v = *(const Vec8 *)((const u16 *)p + i);
+      w[0] = v.w[0];
+      w[1] = v.w[1];
+    }
+  }
+  DEVICE void widen(int dt, float (&f)[W]) const {
+    if (dt == DT_F32) {
+#pragma unroll
+      for (int k = 0; k < W; ++k) f[k] = float_of(w[k]);
+    } else if constexpr (W == 1) {
+      f[0] = dt == DT_BF16 ? bf16_to_f32((u16)w[0]) : f16_to_f32((u16)w[0]);
+    } else if (dt == DT_BF16) {
+#pragma unroll
+      for (int j = 0; j < W / 2; ++j) unpack2<DT_BF16>(w[j], f[2 * j], f[2 * j + 1]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < W / 2; ++j) unpack2<DT_F16>(w[j], f[2 * j], f[2 * j + 1]);
+    }
+  }
+};
+
+template <int N> DEVICE void store_words(void *p, const u32 (&w)[N]) {
+  if constexpr (N == 4) {
+    Vec16 v = {{w[0], w[1], w[2], w[3]}};
+    st16(p, v);
+  } else if constexpr (N == 2) {
+    Vec8 v = {{w[0], w[1]}};
+    st8(p, v);
+  } else {
+    *(u32 *)p = w[0];
+  }
+}
+template <int DT, int N> DEVICE void store_codes(void *p, i64 i, const float (&f)[N], float scale) {
+  u32 w[N / 4];
+#pragma unroll
+  for (int j = 0; j < N / 4; ++j) w[j] = f32x4_to_fp8x4<DT>(f[4 * j] * scale, f[4 * j + 1] * scale, f[4 * j + 2] * scale, f[4 * j + 3] * scale);
+  store_words((u8 *)p + i, w);
+}
+template <int DT, int N> DEVICE void store_halves(void *p, i64 i, const float (&f)[N]) {
+  u32 w[N / 2];
+#pragma unroll
+  for (int j = 0; j < N / 2; ++j) w[j] = pack2<DT>(f[2 * j], f[2 * j + 1]);
+  store_words((u16 *)p + i, w);
+}
+// Stores likewise; `scale` multiplies FP8 outputs only.
+template <int N> DEVICE void store_as(void *p, int dt, i64 i, const float (&f)[N], float scale) {
+  switch (dt) {
+    case DT_F32:
+#pragma unroll
+      for (int k = 0; k < N; k += 4) {
+        Vec16 v = {{bits_of(f[k]), bits_of(f[k + 1]), bits_of(f[k + 2]), bits_of(f[k + 3])}};
+        st16((float *)p + i + k, v);
+      }
+      break;
+    case DT_F16: store_halves<DT_F16>(p, i, f); break;
+    case DT_BF16: store_halves<DT_BF16>(p, i, f); break;
+    case DT_E4M3: store_codes<DT_E4M3>(p, i, f, scale); break;
+    default: store_codes<DT_E5M2>(p, i, f, scale);
+  }
+}
+
+// ---------------------------------------------------------------- sums over a row
+struct alignas(8) Pair { float x, y; };
+
+// Sum of v over `warps` warps, in all their threads and in a fixed order. `part` is theirs and not read or written by anyone since
+// their last barrier but one; `sync` is their barrier. One warp needs neither.
+template <class Sync> DEVICE float row_sum(float v, float *part, u32 warp, u32 warps, Sync sync) {
+  v = warp_sum(v);
+  if (warps == 1) return v;
+  const u32 lane = threadIdx.x & 31;
+  if (lane == 0) part[warp] = v;
+  sync();
+  return warp_sum(lane < warps ? part[lane] : 0.0f);
+}
+// The same for two sums at once; `part` has room for two per warp.
+template <class Sync> DEVICE void row_sum2(float &a, float &b, Pair *part, u32 warp, u32 warps, Sync sync) {
+  a = warp_sum(a);
+  b = warp_sum(b);
+  if (warps == 1) return;
+  const u32 lane = threadIdx.x & 31;
+  if (lane == 0) part[warp] = {a, b};
+  sync();
+  Pair v = {0.0f, 0.0f};
+  if (lane < warps) v = part[lane];
+  a = warp_sum(v.x);
+  b = warp_sum(v.y);
+}

@@ -1,0 +1,218 @@
+// LayerNorm (RMS = 0) and RMSNorm (RMS = 1) backward where dy, x and dx are of one TYPE and aligned for vectors.
+//
+//   xhat = (x - mu) * rsigma, g = dy * weight
+//   dx = (g - xhat * mean(g * xhat) - mean(g)) * rsigma; partial sums over rows of dy * xhat and dy      (RMSNorm: no mu, no mean(g), no sum of dy)
+//
+// dy, x, dx: [rows, hidden] with row strides; gamma: [hidden] of f32, f16 or bf16, or null; mu, rsigma: [rows] f32;
+// partial: f32 [gridDim.x][2 (RMSNorm: 1)][hidden] or null: one row of partial weight gradients per block, summed by norm_param_sum.
+//
+// One block per multiprocessor stays for the whole pass and walks over rows. It holds groups of `warps` warps, each with a row at a
+// time and a barrier of its own. A thread owns the same OCTETS * 8 columns in every row, so it keeps their weight gradients in registers;
+// its shares of the next rows come by cp.async into a ring of `stages` rows, which nobody else reads: no barrier guards it.
+//
+// Bytes moved per element: 3 sizeof(TYPE), and 8 per column and block for the partial sums.
+#include "common/norm.cuh"
+
+typedef Elem<TYPE>::T TX;
+#define N (Vector<TYPE>::N)
+#define SLOTS (OCTETS * 8 / N)
+// Beside so many sums the weight no longer fits into registers.
+#define WEIGHT_IN_MEMORY (OCTETS > 2)
+
+struct Args {
+  const TX *dy;
+  i64 lddy;
+  const TX *x;
+  i64 ldx;
+  const void *gamma;
+  const float *mu, *rsigma;
+  TX *dx;
+  i64 lddx;
+  float *partial;
+  i64 rows, hidden;
+  int gamma_dt, zero_centered, warps, stages;
+};
+
+DEVICE void copy16(u32 to, const void *from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
+DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most `stages` - 1 groups of this thread's copies are under way.
+DEVICE void wait(int stages) {
+  switch (stages) {
+    case 1: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+    case 3: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 3;" ::: "memory");
+  }
+}
+DEVICE Vec16 read16(u32 at) {
+  Vec16 v;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(at));
+  return v;
+}
+
+DEVICE void write16(u32 at, const float *f) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]) : "memory"); }
+
+// hidden is a multiple of N, at most SLOTS * N * 32 * warps. Dynamic shared memory: stages * 2 * SLOTS * 16 bytes a thread, and behind
+// it 4 bytes a column of the threads where the weight is there.
+extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) {
+  extern __shared__ Vec16 ring[];
+  __shared__ Pair part[2][16];
+  const u32 T = a.warps * 32, group = threadIdx.x / T, groups = blockDim.x / T, t = threadIdx.x - group * T;
+  const u32 vectors = (u32)a.hidden / N;
+  const auto barrier = [&] { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(T) : "memory"); };
+
+  // The thread's part of the ring: slot i of tensor w (0: dy, 1: x) of stage s lies at ((s * 2 + w) * SLOTS + i) * pitch.
+  const u32 pitch = blockDim.x * 16, mine = (u32)__cvta_generic_to_shared(ring) + threadIdx.x * 16;
+  const auto fetch = [&](i64 row, u32 stage) {
+    if (row < a.rows) {
+      const TX *dy = a.dy + row * a.lddy, *x = a.x + row * a.ldx;
+      const u32 to = mine + stage * (2 * SLOTS) * pitch;
+#pragma unroll
+      for (int i = 0; i < SLOTS; ++i)
+        if (i * T + t < vectors) {
+          copy16(to + i * pitch, dy + (i * T + t) * N);
+          copy16(to + (SLOTS + i) * pitch, x + (i * T + t) * N);
+        }
+    }
+    commit();
+  };
+
+  float weight[WEIGHT_IN_MEMORY ? 1 : SLOTS][N], dgamma[SLOTS][N], dbeta[SLOTS][N];
+  // Vector q of the thread's slot i lies at (i * N / 4 + q) * T * 16.
+  const u32 weights = (u32)__cvta_generic_to_shared(ring) + a.stages * (2 * SLOTS) * pitch + t * 16;
+#pragma unroll
+  for (int i = 0; i < SLOTS; ++i) {
+    float w[N];
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const u32 c = (i * T + t) * N + k;
+      w[k] = 1.0f;
+      if (a.gamma && c < (u32)a.hidden) w[k] = load_as(a.gamma, a.gamma_dt, c) + (a.zero_centered ? 1.0f : 0.0f);
+      if (!WEIGHT_IN_MEMORY) weight[i][k] = w[k];
+      dgamma[i][k] = dbeta[i][k] = 0.0f;
+    }
+    if (WEIGHT_IN_MEMORY && group == 0) {
+#pragma unroll
+      for (int q = 0; q < N / 4; ++q) write16(weights + (i * (N / 4) + q) * T * 16, &w[4 * q]);
+    }
+  }
+  // Each thread of group 0 reads what it wrote; the other groups wait for that.
+  if (WEIGHT_IN_MEMORY) __syncthreads();
+  const auto weight_of = [&](int i, float (&w)[N]) {
+    if constexpr (WEIGHT_IN_MEMORY) {
+#pragma unroll
+      for (int q = 0; q < N / 4; ++q) {
+        const Vec16 v = read16(weights + (i * (N / 4) + q) * T * 16);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) w[4 * q + k] = float_of(v.w[k]);
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < N; ++k) w[k] = weight[i][k];
+    }
+  };
+
+  const i64 step = (i64)gridDim.x * groups, first = (i64)blockIdx.x * groups + group;
+  const float inv_n = 1.0f / (float)a.hidden;
+  for (int s = 0; s + 1 < a.stages; ++s) fetch(first + s * step, s);
+  float mu = 0.0f, rsigma = 0.0f, next_mu = 0.0f, next_rsigma = 0.0f;
+  if (first < a.rows) {
+    if (!RMS) next_mu = a.mu[first];
+    next_rsigma = a.rsigma[first];
+  }
+  u32 stage = 0, turn = 0;
+  for (i64 row = first; row < a.rows; row += step, turn ^= 1) {
+    // The stage before this one was read in the last round, by this thread alone.
+    fetch(row + (a.stages - 1) * step, stage ? stage - 1 : a.stages - 1);
+    mu = next_mu;
+    rsigma = next_rsigma;
+    if (row + step < a.rows) {
+      if (!RMS) next_mu = a.mu[row + step];
+      next_rsigma = a.rsigma[row + step];
+    }
+    wait(a.stages);
+    const u32 from = mine + stage * (2 * SLOTS) * pitch;
+    float products = 0.0f, plain = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i)
+      if (i * T + t < vectors) {
+        float d[N], x[N], w[N];
+        unpack<TYPE>(read16(from + i * pitch), d);
+        unpack<TYPE>(read16(from + (SLOTS + i) * pitch), x);
+        weight_of(i, w);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          const float xhat = RMS ? x[k] * rsigma : (x[k] - mu) * rsigma, g = d[k] * w[k];
+          products += g * xhat;
+          dgamma[i][k] += d[k] * xhat;
+          if (!RMS) {
+            plain += g;
+            dbeta[i][k] += d[k];
+          }
+        }
+      }
+    // One barrier a row: two buffers take turns.
+    if (RMS) products = row_sum(products, (float *)(part[turn] + group * a.warps), t >> 5, a.warps, barrier);
+    else row_sum2(products, plain, part[turn] + group * a.warps, t >> 5, a.warps, barrier);
+    const float m = products * inv_n, m0 = RMS ? 0.0f : plain * inv_n;
+    TX *dx = a.dx + row * a.lddx;
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i)
+      if (i * T + t < vectors) {
+        float d[N], x[N], w[N];
+        unpack<TYPE>(read16(from + i * pitch), d);
+        unpack<TYPE>(read16(from + (SLOTS + i) * pitch), x);
+        weight_of(i, w);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          const float xhat = RMS ? x[k] * rsigma : (x[k] - mu) * rsigma;
+          d[k] = (d[k] * w[k] - xhat * m - m0) * rsigma;
+        }
+        st16(dx + (i * T + t) * N, pack<TYPE>(d));
+      }
+    stage = stage + 1 == a.stages ? 0 : stage + 1;
+  }
+
+  if (!a.partial) return;
+  // The groups add up, one after the other, in what was the ring; the last one writes.
+  float *sums = (float *)ring;
+  if (groups > 1) {
+    asm volatile("cp.async.wait_group 0;" ::: "memory");
+    for (u32 g = 0; g + 1 < groups; ++g) {
+      __syncthreads();
+      if (group == g) {
+#pragma unroll
+        for (int j = 0; j < SLOTS * N; ++j) {
+          float *s = sums + j * T + t;
+          *s = dgamma[j / N][j % N] + (g ? *s : 0.0f);
+          if (!RMS) {
+            s += SLOTS * N * T;
+            *s = dbeta[j / N][j % N] + (g ? *s : 0.0f);
+          }
+        }
+      }
+    }
+    __syncthreads();
+    if (group + 1 != groups) return;
+#pragma unroll
+    for (int j = 0; j < SLOTS * N; ++j) {
+      dgamma[j / N][j % N] += sums[j * T + t];
+      if (!RMS) dbeta[j / N][j % N] += sums[(SLOTS * N + j) * T + t];
+    }
+  }
+  float *out = a.partial + (i64)blockIdx.x * (RMS ? 1 : 2) * a.hidden;
+#pragma unroll
+  for (int i = 0; i < SLOTS; ++i)
+    if (i * T + t < vectors) {
+#pragma unroll
+      for (int k = 0; k < N; k += 4) {
+        const u32 c = (i * T + t) * N + k;
+        Vec16 v = {{bits_of(dgamma[i][k]), bits_of(dgamma[i][k + 1]), bits_of(dgamma[i][k + 2]), bits_of(dgamma[i][k + 3])}};
+        st16(out + c, v);
+        if (!RMS) {
+          Vec16 b = {{bits_of(dbeta[i][k]), bits_of(dbeta[i][k + 1]), bits_of(dbeta[i][k + 2]), bits_of(dbeta[i][k + 3])}};
+          st16(out + a.hidden + c, b);
+        }
+      }
+    }
+}

@@ -1,0 +1,292 @@
+// LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward: y = (x - mean) * rsigma * weight + beta, one row after the other.
+//
+// x: [rows, hidden] of X with row stride ldx; gamma, beta: [hidden] of f32, f16 or bf16, or null; y: [rows, hidden] of any type; yt:
+// [hidden, rows] of FP8; mu, rsigma: [rows] f32 or null.
+// Statistics: a first mean is rounded to f32 (`centre`), and the pass over x - centre sums both the squares and what the first mean lacks
+// (`rest`), so neither the variance nor x - mean suffers where the mean is large beside the deviations.
+//
+//   norm_fwd_row        the row lives in registers, 4 vectors of 16 bytes a thread: one warp per row and four rows per block, or
+//                       one block of up to 24 warps per row. x is read once.
+//   norm_fwd_loop_vec   one block per row, of any length; x is read again for each pass, from L1 or L2 then
+//   norm_fwd_loop       the same element by element, for any length and alignment
+//   norm_fwd_transposed FP8, transposed only: one block per 64 rows; statistics, then tiles of 64 x 64 through shared memory. (Both
+//                       layouts: the codes of one of the other kernels are transposed by transpose.cu.)
+//
+// Bytes moved per element: sizeof(X) + sizeof(y); the transposed kernel reads x twice (three times for LayerNorm), in part from L2.
+//
+// KERNEL chooses: 0 the first, 1 the loops, 2 the transposed one, so that only what is needed is compiled.
+#include "common/norm.cuh"
+
+typedef Elem<X>::T TX;
+#define N (Vector<X>::N)
+#define SLOTS 4
+#define TILE 64
+
+struct Args {
+  const TX *x;
+  i64 ldx;
+  const void *gamma, *beta;
+  u8 *y;
+  i64 ldy;
+  u8 *yt;
+  i64 ldyt;
+  float *mu, *rsigma;
+  const float *scale;
+  float *scale_inv, *amax;
+  i64 rows, hidden;
+  float eps;
+  int gamma_dt, beta_dt, y_dt, zero_centered, warps;
+};
+
+struct Stats { float centre, rest, rsigma; };
+
+// From the sum of squares (RMS), or of x - centre and its square.
+DEVICE Stats finish(float centre, float sum, float squares, float inv_n, float eps) {
+  if (RMS) return {0.0f, 0.0f, __frsqrt_rn(squares * inv_n + eps)};
+  float rest = sum * inv_n, variance = (squares - sum * rest) * inv_n;
+  // A NaN passes on.
+  if (variance < 0.0f) variance = 0.0f;
+  return {centre, rest, __frsqrt_rn(variance + eps)};
+}
+DEVICE float normalised(float x, const Stats &s) { return RMS ? x * s.rsigma : ((x - s.centre) - s.rest) * s.rsigma; }
+
+DEVICE void put_stats(const Args &a, i64 row, const Stats &s) {
+  // An infinite mean is one, although nothing can be centred on it.
+  if (!RMS && a.mu) a.mu[row] = abs_bits(s.centre) == 0x7F800000u ? s.centre : s.centre + s.rest;
+  if (a.rsigma) a.rsigma[row] = s.rsigma;
+}
+DEVICE float read_scale(const Args &a) {
+  float scale = a.scale ? *a.scale : 1.0f;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0 && a.scale_inv) *a.scale_inv = reciprocal(scale);
+  return scale;
+}
+// All threads of the block call it; `part` holds 32 words that nobody uses any more.
+DEVICE void put_amax(const Args &a, u32 amax, u32 *part) {
+  if (!a.amax) return;
+  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  amax = warp_max(amax);
+  __syncthreads();
+  if (lane == 0) part[warp] = amax;
+  __syncthreads();
+  if (warp == 0) {
+    amax = warp_max(lane < blockDim.x >> 5 ? part[lane] : 0u);
+    if (lane == 0 && amax) record_amax(a.amax, amax);
+  }
+}
+
+// W elements of the output from column i on: 1, or a vector. Both parameters are on their way before either is waited for.
+template <int W> DEVICE void affine(const Args &a, float (&v)[W], i64 i) {
+  Parameters<W> gamma, beta;
+  if (a.gamma) gamma.fetch(a.gamma, a.gamma_dt, i);
+  if (!RMS && a.beta) beta.fetch(a.beta, a.beta_dt, i);
+  float p[W];
+  if (a.gamma) {
+    gamma.widen(a.gamma_dt, p);
+#pragma unroll
+    for (int k = 0; k < W; ++k) v[k] *= a.zero_centered ? 1.0f + p[k] : p[k];
+  }
+  if (!RMS && a.beta) {
+    beta.widen(a.beta_dt, p);
+#pragma unroll
+    for (int k = 0; k < W; ++k) v[k] += p[k];
+  }
+}
+DEVICE u32 element_size(int dt) { return dt == DT_F32 ? 4 : is_fp8(dt) ? 1 : 2; }
+
+#if KERNEL == 0
+// ---------------------------------------------------------------- the row in registers
+// hidden is a multiple of N, at most SLOTS * N * 32 * warps; everything is aligned for vectors.
+extern "C" __global__ void __launch_bounds__(768) norm_fwd_row(const Args a) {
+  __shared__ float part[2][32];
+  __shared__ Pair part2[32];
+  const auto barrier = [] { __syncthreads(); };
+  const bool alone = a.warps == 1;  // each warp has rows of its own, and no barrier is met inside the loop
+  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, T = a.warps * 32, t = alone ? lane : threadIdx.x;
+  const u32 vectors = (u32)a.hidden / N;
+  const i64 per_block = alone ? blockDim.x >> 5 : 1;
+  const float inv_n = 1.0f / (float)a.hidden, scale = read_scale(a);
+  const bool fp8 = is_fp8(a.y_dt);
+  const i64 y_stride = a.ldy * element_size(a.y_dt);
+  u32 amax = 0, turn = 0;
+  for (i64 row = blockIdx.x * per_block + (alone ? warp : 0); row < a.rows; row += gridDim.x * per_block, turn ^= 1) {
+    const TX *x = a.x + row * a.ldx;
+    Vec16 v[SLOTS];
+    float f[N];
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i)
+      if (i * T + t < vectors) v[i] = ld16_stream(x + (i * T + t) * N);
+    float sum = 0.0f, squares = 0.0f, centre = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i)
+      if (i * T + t < vectors) {
+        unpack<X>(v[i], f);
+#pragma unroll
+        for (int k = 0; k < N; k += 2) sum += RMS ? f[k] * f[k] + f[k + 1] * f[k + 1] : f[k] + f[k + 1];
+      }
+    // RMSNorm meets one barrier a row: it takes turns with two buffers. LayerNorm meets two, which keep `part` and `part2` apart.
+    sum = row_sum(sum, part[RMS ? turn : 0], warp, a.warps, barrier);
+    if (RMS) {
+      squares = sum;
+    } else {
+      centre = sum * inv_n;
+      sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < SLOTS; ++i)
+        if (i * T + t < vectors) {
+          unpack<X>(v[i], f);
+#pragma unroll
+          for (int k = 0; k < N; ++k) {
+            float d = f[k] - centre;
+            sum += d;
+            squares += d * d;
+          }
+        }
+      row_sum2(sum, squares, part2, warp, a.warps, barrier);
+    }
+    const Stats s = finish(centre, sum, squares, inv_n, a.eps);
+    if (t == 0) put_stats(a, row, s);
+    u8 *y = a.y + row * y_stride;
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i)
+      if (i * T + t < vectors) {
+        const u32 at = (i * T + t) * N;
+        unpack<X>(v[i], f);
+#pragma unroll
+        for (int k = 0; k < N; ++k) f[k] = normalised(f[k], s);
+        affine<N>(a, f, at);
+        if (fp8) {
+#pragma unroll
+          for (int k = 0; k < N; ++k) amax = umax(amax, abs_bits(f[k]));
+        }
+        store_as<N>(y, a.y_dt, at, f, scale);
+      }
+  }
+  put_amax(a, amax, (u32 *)part[0]);
+}
+
+#else
+// ---------------------------------------------------------------- rows of any length
+// f(values, column) for every vector or element that thread t of T owns.
+template <bool VEC, int UNROLL = 4, class F> DEVICE void each(const TX *x, i64 n, u32 t, u32 T, F f) {
+  if constexpr (VEC) {
+#pragma unroll UNROLL
+    for (i64 i = (i64)t * N; i < n; i += (i64)T * N) {
+      float v[N];
+      unpack<X>(*(const Vec16 *)(x + i), v);
+      f(v, i);
+    }
+  } else {
+#pragma unroll UNROLL
+    for (i64 i = t; i < n; i += T) {
+      float v[1] = {Elem<X>::load(x[i])};
+      f(v, i);
+    }
+  }
+}
+
+// Statistics of a row by T threads; buffers as for row_sum, with `turn` changing from row to row.
+template <bool VEC, class Sync>
+DEVICE Stats row_stats(const TX *x, i64 hidden, float eps, u32 t, u32 T, float (*part)[32], Pair *part2, u32 turn, Sync barrier) {
+  const float inv_n = 1.0f / (float)hidden;
+  float sum = 0.0f, squares = 0.0f, centre = 0.0f;
+  each<VEC>(x, hidden, t, T, [&](auto &v, i64) {
+#pragma unroll
+    for (u32 k = 0; k < sizeof(v) / 4; ++k) sum += RMS ? v[k] * v[k] : v[k];
+  });
+  sum = row_sum(sum, part[RMS ? turn : 0], t >> 5, T >> 5, barrier);
+  if (RMS) return finish(0.0f, 0.0f, sum, inv_n, eps);
+  centre = sum * inv_n;
+  sum = 0.0f;
+  each<VEC>(x, hidden, t, T, [&](auto &v, i64) {
+#pragma unroll
+    for (u32 k = 0; k < sizeof(v) / 4; ++k) {
+      float d = v[k] - centre;
+      sum += d;
+      squares += d * d;
+    }
+  });
+  row_sum2(sum, squares, part2, t >> 5, T >> 5, barrier);
+  return finish(centre, sum, squares, inv_n, eps);
+}
+
+#if KERNEL == 1
+template <bool VEC> DEVICE void loop(const Args &a) {
+  __shared__ float part[2][32];
+  __shared__ Pair part2[32];
+  const float scale = read_scale(a);
+  const bool fp8 = is_fp8(a.y_dt);
+  const i64 y_stride = a.ldy * element_size(a.y_dt);
+  u32 amax = 0, turn = 0;
+  for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
+    const TX *x = a.x + row * a.ldx;
+    const Stats s = row_stats<VEC>(x, a.hidden, a.eps, threadIdx.x, blockDim.x, part, part2, turn, [] { __syncthreads(); });
+    if (threadIdx.x == 0) put_stats(a, row, s);
+    u8 *y = a.y + row * y_stride;
+    each<VEC, VEC ? 1 : 4>(x, a.hidden, threadIdx.x, blockDim.x, [&](auto &v, i64 i) {
+      constexpr int W = VEC ? N : 1;
+#pragma unroll
+      for (int k = 0; k < W; ++k) v[k] = normalised(v[k], s);
+      affine<W>(a, v, i);
+      if (fp8) {
+#pragma unroll
+        for (int k = 0; k < W; ++k) amax = umax(amax, abs_bits(v[k]));
+      }
+      if constexpr (VEC) store_as<N>(y, a.y_dt, i, v, scale);
+      else if (fp8) y[i] = encode_as(a.y_dt, v[0] * scale);
+      else store_as(y, a.y_dt, i, v[0]);
+    });
+  }
+  put_amax(a, amax, (u32 *)part[0]);
+}
+
+// hidden is a multiple of N; everything is aligned for vectors.
+extern "C" __global__ void __launch_bounds__(512) norm_fwd_loop_vec(const Args a) { loop<true>(a); }
+extern "C" __global__ void __launch_bounds__(512) norm_fwd_loop(const Args a) { loop<false>(a); }
+
+#else
+// ---------------------------------------------------------------- transposed only
+// Grid: 64 rows along x, shares of the columns along y. a.warps is 1 where rows can be read as vectors.
+extern "C" __global__ void __launch_bounds__(256) norm_fwd_transposed(const Args a) {
+  __shared__ Stats stats[TILE];
+  __shared__ u8 tile[TILE][TILE + 4];
+  __shared__ u32 part[32];
+  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const float scale = read_scale(a);
+  const i64 row0 = (i64)blockIdx.x * TILE;
+  for (u32 r = warp; r < TILE && row0 + r < a.rows; r += 8) {
+    const TX *x = a.x + (row0 + r) * a.ldx;
+    const auto nothing = [] {};
+    const Stats s = a.warps ? row_stats<true>(x, a.hidden, a.eps, lane, 32, nullptr, nullptr, 0, nothing)
+                            : row_stats<false>(x, a.hidden, a.eps, lane, 32, nullptr, nullptr, 0, nothing);
+    if (lane == 0) {
+      stats[r] = s;
+      if (blockIdx.y == 0) put_stats(a, row0 + r, s);
+    }
+  }
+  __syncthreads();
+  const u32 tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
+  u32 amax = 0;
+  for (i64 col0 = (i64)blockIdx.y * TILE; col0 < a.hidden; col0 += (i64)gridDim.y * TILE) {
+    const i64 col = col0 + tx;
+    if (col < a.hidden) {
+#pragma unroll 4
+      for (u32 r = ty; r < TILE; r += 4) {
+        const i64 row = row0 + r;
+        if (row >= a.rows) break;
+        float v[1] = {normalised(Elem<X>::load(a.x[row * a.ldx + col]), stats[r])};
+        affine<1>(a, v, col);
+        amax = umax(amax, abs_bits(v[0]));
+        tile[r][tx] = encode_as(a.y_dt, v[0] * scale);
+      }
+    }
+    __syncthreads();
+    const i64 row = row0 + tx;
+    if (row < a.rows) {
+      for (u32 c = ty; c < TILE && col0 + c < a.hidden; c += 4) a.yt[(col0 + c) * a.ldyt + row] = tile[tx][c];
+    }
+    __syncthreads();
+  }
+  put_amax(a, amax, part);
+}
+#endif
+#endif

@@ -1,0 +1,495 @@
+//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_bwd.cu` and `norm_bwd_any.cu` runs, and how.
+
+use super::{
+    dequantize::{fp8_transpose, load_transpose},
+    jit::KernelSpec,
+    launch::{arguments, blocks, Launch, Queue},
+    sources::SourceFile,
+    testing::Variant,
+    CudaBackend,
+};
+use crate::{
+    context::Stream,
+    error::Result,
+    ops::{
+        dequantize::TransposeArgs,
+        norm::{Norm, NormBwdArgs, NormFwdArgs},
+    },
+    tensor::{DType, Ptr, TensorView},
+};
+
+const HIGH: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+/// Blocks per multiprocessor at most; more rows than that are walked over. Keeps the atomics that record an amax few.
+const BLOCKS_PER_MULTIPROCESSOR: u64 = 32;
+const MAX_GRID_X: u64 = 0x7FFF_FFFF;
+
+/// Elements of a 16-byte vector.
+fn vector(dtype: DType) -> u64 {
+    16 / dtype.size() as u64
+}
+
+/// Threads for `work` units, in whole warps.
+fn threads(work: u64, most: u64) -> u32 {
+    work.next_multiple_of(32).clamp(32, most) as u32
+}
+
+/// Rows begin at multiples of `bytes`.
+fn aligned(t: &TensorView, bytes: u64) -> bool {
+    t.data.0 % bytes == 0 && (t.rows <= 1 || (t.ld as u64 * t.dtype.size() as u64) % bytes == 0)
+}
+
+/// A parameter that may be null: its address and the number of its type.
+fn parameter(p: &Option<TensorView>) -> (Ptr, i32) {
+    p.map_or((Ptr::NULL, 0), |t| (t.data, t.dtype as i32))
+}
+
+/// Every module of this family.
+pub(super) fn variants() -> Vec<Variant> {
+    let mut all = vec![Variant::of(&Any::Dx)];
+    for dtype in HIGH {
+        for norm in [Norm::Layer, Norm::Rms] {
+            for kernel in [Forward::Row, Forward::Loop, Forward::Transposed] {
+                all.push(Variant::of(&ForwardSpec { kernel, x: dtype, norm }));
+            }
+            for octets in OCTETS {
+                all.push(Variant::of(&BackwardSpec { dtype, norm, octets, smem: 0 }));
+            }
+        }
+    }
+    all
+}
+
+// ---------------------------------------------------------------- forward
+
+/// Most threads of `norm_fwd_row`, its vectors per thread, and rows per block where one warp has a row.
+const ROW_THREADS: u64 = 768;
+const ROW_SLOTS: u64 = 4;
+const ROWS_PER_BLOCK: u64 = 4;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Forward {
+    Row,
+    LoopVector,
+    Loop,
+    Transposed,
+}
+
+#[derive(Clone, Copy)]
+struct ForwardSpec {
+    kernel: Forward,
+    x: DType,
+    norm: Norm,
+}
+
+impl KernelSpec for ForwardSpec {
+    const SOURCE: SourceFile = SourceFile::NormFwd;
+
+    fn id(&self) -> u64 {
+        self.x as u64 | (self.norm as u64) << 4 | (self.kernel as u64) << 8
+    }
+
+    fn defines(&self) -> Vec<String> {
+        let kernel = match self.kernel {
+            Forward::Row => 0,
+            Forward::LoopVector | Forward::Loop => 1,
+            Forward::Transposed => 2,
+        };
+        vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32), format!("KERNEL={kernel}")]
+    }
+
+    fn entry(&self) -> &'static str {
+        match self.kernel {
+            Forward::Row => "norm_fwd_row",
+            Forward::LoopVector => "norm_fwd_loop_vec",
+            Forward::Loop => "norm_fwd_loop",
+            Forward::Transposed => "norm_fwd_transposed",
+        }
+    }
+}
+
+/// `Args` of `norm_fwd.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ForwardArgs {
+    x: Ptr,
+    ldx: i64,
+    gamma: Ptr,
+    beta: Ptr,
+    y: Ptr,
+    ldy: i64,
+    yt: Ptr,
+    ldyt: i64,
+    mu: Ptr,
+    rsigma: Ptr,
+    scale: Ptr,
+    scale_inv: Ptr,
+    amax: Ptr,
+    rows: i64,
+    hidden: i64,
+    eps: f32,
+    gamma_dt: i32,
+    beta_dt: i32,
+    y_dt: i32,
+    zero_centered: i32,
+    warps: i32,
+}
+
+/// Whether x can be read, and everything else read and written, a vector of x at a time.
+fn forward_vectors(a: &NormFwdArgs) -> (bool, bool) {
+    let n = vector(a.x.dtype);
+    let x = a.x.cols as u64 % n == 0 && aligned(&a.x, 16);
+    let unit = |d: DType| (n * d.size() as u64).min(16);
+    let parameter = |p: &Option<TensorView>| p.is_none_or(|t| t.data.0 % unit(t.dtype) == 0);
+    (x, x && aligned(&a.y, unit(a.y.dtype)) && parameter(&a.gamma) && parameter(&a.beta))
+}
+
+/// The kernel that writes the row-wise layout, with its launch and the warps of a row where it asks.
+fn forward_plan(a: &NormFwdArgs, vectors: bool, multiprocessors: u32) -> (Forward, Launch, i32) {
+    let (rows, cols, n) = (a.x.rows as u64, a.x.cols as u64, vector(a.x.dtype));
+    let most = (u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR).min(MAX_GRID_X);
+    let grid = |per_block: u64| [rows.div_ceil(per_block).clamp(1, most) as u32, 1, 1];
+    if !vectors {
+        return (Forward::Loop, Launch::new(grid(1), threads(cols.div_ceil(4), 512)), 0);
+    }
+    let warps = (cols / n).div_ceil(32 * ROW_SLOTS);
+    match warps {
+        0 | 1 => (Forward::Row, Launch::new(grid(ROWS_PER_BLOCK), 32 * ROWS_PER_BLOCK as u32), 1),
+        w if w * 32 <= ROW_THREADS => (Forward::Row, Launch::new(grid(1), w as u32 * 32), w as i32),
+        _ => (Forward::LoopVector, Launch::new(grid(1), 512), 0),
+    }
+}
+
+/// # Safety
+/// Arguments validated, pointers live.
+pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs, stream: Stream) -> Result<()> {
+    let queue = Queue::new(backend, stream)?;
+    let (x, y) = (&a.x, &a.y);
+    let ((gamma, gamma_dt), (beta, beta_dt)) = (parameter(&a.gamma), parameter(&a.beta));
+    let mut args = ForwardArgs {
+        x: x.data,
+        ldx: x.ld,
+        gamma,
+        beta,
+        y: y.data,
+        ldy: y.ld,
+        yt: Ptr::NULL,
+        ldyt: 0,
+        mu: a.mu,
+        rsigma: a.rsigma,
+        scale: y.scale,
+        scale_inv: y.scale_inv,
+        amax: y.amax,
+        // A tensor without elements still has its scale_inv written.
+        rows: if x.is_empty() { 0 } else { x.rows },
+        hidden: x.cols,
+        eps: a.eps,
+        gamma_dt,
+        beta_dt,
+        y_dt: y.dtype as i32,
+        zero_centered: i32::from(a.zero_centered_gamma),
+        warps: 0,
+    };
+    let (x_vectors, vectors) = forward_vectors(a);
+    let multiprocessors = queue.multiprocessors();
+    let transposed = !y.data_t.is_null() && !x.is_empty();
+    if transposed && y.data.is_null() {
+        (args.yt, args.ldyt, args.warps) = (y.data_t, y.ld_t, i32::from(x_vectors));
+        let tiles = blocks((x.rows as u64).div_ceil(64), MAX_GRID_X, "tiles of rows")?;
+        // Shares of the columns, until every multiprocessor has two blocks; each share finds the statistics of its rows anew.
+        let shares = (u64::from(multiprocessors) * 2 / u64::from(tiles)).clamp(1, (x.cols as u64).div_ceil(64).min(64));
+        let spec = ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm };
+        // SAFETY: `Args`, with pointers live by contract.
+        return unsafe { queue.launch(&spec, &Launch::new([tiles, shares as u32, 1], 256), arguments![args]) };
+    }
+    if transposed {
+        // Nothing is enqueued unless all of it can be.
+        load_transpose(&queue)?;
+    }
+    let (kernel, launch, warps) = forward_plan(a, vectors, multiprocessors);
+    args.warps = warps;
+    // SAFETY: as above.
+    unsafe { queue.launch(&ForwardSpec { kernel, x: x.dtype, norm }, &launch, arguments![args])? };
+    if !transposed {
+        return Ok(());
+    }
+    // The second layout is a transpose of codes that are still in L2, in part or whole: cheaper than a second look at x, and the same codes.
+    let codes = TensorView { data_t: Ptr::NULL, scale_inv: Ptr::NULL, ..*y };
+    let transpose = TransposeArgs { input: codes, output: TensorView { data: Ptr::NULL, scale_inv: Ptr::NULL, ..*y } };
+    // SAFETY: as above; stream order puts it behind the codes.
+    unsafe { fp8_transpose(backend, &transpose, stream) }
+}
+
+// ---------------------------------------------------------------- backward
+
+/// Columns of a thread of `norm_bwd_row`, in eights.
+const OCTETS: [u64; 3] = [2, 3, 4];
+const BACKWARD_THREADS: u64 = 512;
+
+/// `norm_bwd_row`.
+#[derive(Clone, Copy)]
+struct BackwardSpec {
+    dtype: DType,
+    norm: Norm,
+    octets: u64,
+    /// Dynamic shared memory that the device allows.
+    smem: u32,
+}
+
+impl KernelSpec for BackwardSpec {
+    const SOURCE: SourceFile = SourceFile::NormBwd;
+
+    fn id(&self) -> u64 {
+        self.dtype as u64 | (self.norm as u64) << 4 | self.octets << 8
+    }
+
+    fn defines(&self) -> Vec<String> {
+        vec![format!("TYPE={}", self.dtype as i32), format!("RMS={}", self.norm as i32), format!("OCTETS={}", self.octets)]
+    }
+
+    fn entry(&self) -> &'static str {
+        "norm_bwd_row"
+    }
+
+    fn dynamic_smem(&self) -> u32 {
+        self.smem
+    }
+}
+
+/// The kernels of `norm_bwd_any.cu`.
+#[derive(Clone, Copy)]
+enum Any {
+    Dx,
+    Params,
+    Sum,
+}
+
+impl KernelSpec for Any {
+    const SOURCE: SourceFile = SourceFile::NormBwdAny;
+
+    fn id(&self) -> u64 {
+        *self as u64
+    }
+
+    fn defines(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn entry(&self) -> &'static str {
+        match self {
+            Any::Dx => "norm_bwd_dx",
+            Any::Params => "norm_bwd_params",
+            Any::Sum => "norm_param_sum",
+        }
+    }
+}
+
+/// `Args` of `norm_bwd.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BackwardArgs {
+    dy: Ptr,
+    lddy: i64,
+    x: Ptr,
+    ldx: i64,
+    gamma: Ptr,
+    mu: Ptr,
+    rsigma: Ptr,
+    dx: Ptr,
+    lddx: i64,
+    partial: Ptr,
+    rows: i64,
+    hidden: i64,
+    gamma_dt: i32,
+    zero_centered: i32,
+    warps: i32,
+    stages: i32,
+}
+
+/// `Args` of `norm_bwd_any.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct AnyArgs {
+    dy: Ptr,
+    lddy: i64,
+    x: Ptr,
+    ldx: i64,
+    gamma: Ptr,
+    mu: Ptr,
+    rsigma: Ptr,
+    dx: Ptr,
+    lddx: i64,
+    partial: Ptr,
+    rows: i64,
+    hidden: i64,
+    dy_dt: i32,
+    x_dt: i32,
+    dx_dt: i32,
+    gamma_dt: i32,
+    zero_centered: i32,
+    rms: i32,
+}
+
+/// How `norm_bwd_row` runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct BackwardPlan {
+    octets: u64,
+    warps: u32,
+    groups: u32,
+    stages: u32,
+    smem: u32,
+    grid: u32,
+}
+
+/// Nothing where the row is too long for the threads' registers or the device's shared memory.
+fn backward_plan(dtype: DType, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<BackwardPlan> {
+    let octets = OCTETS.into_iter().find(|o| cols.div_ceil(8 * o).next_multiple_of(32) <= BACKWARD_THREADS)?;
+    let row_threads = cols.div_ceil(8 * octets).next_multiple_of(32);
+    // Groups of threads with a row each, as many as fit; fewer where there are not enough rows for all multiprocessors.
+    let groups = (BACKWARD_THREADS / row_threads).min(rows.div_ceil(u64::from(multiprocessors))).max(1);
+    let columns = row_threads * octets * 8;
+    let stage = columns * groups * 2 * dtype.size() as u64;
+    // From three octets on the weight lies in shared memory.
+    let weight = if octets > 2 { columns * 4 } else { 0 };
+    let stages = (u64::from(max_smem).checked_sub(weight)? / stage).min(4);
+    (stages > 0).then(|| BackwardPlan {
+        octets,
+        warps: (row_threads / 32) as u32,
+        groups: groups as u32,
+        stages: stages as u32,
+        smem: (weight + stages * stage) as u32,
+        grid: rows.div_ceil(groups).min(u64::from(multiprocessors)) as u32,
+    })
+}
+
+/// # Safety
+/// Arguments validated, pointers live.
+pub(super) unsafe fn norm_bwd(backend: &CudaBackend, norm: Norm, a: &NormBwdArgs, stream: Stream) -> Result<()> {
+    let queue = Queue::new(backend, stream)?;
+    let (rows, cols) = (a.x.rows as u64, a.x.cols as u64);
+    if cols == 0 {
+        return Ok(());
+    }
+    let ((dgamma, dgamma_dt), (dbeta, dbeta_dt)) = (parameter(&a.dgamma), parameter(&a.dbeta));
+    let sums = !dgamma.is_null() || !dbeta.is_null();
+    let strips = blocks(cols.div_ceil(32), MAX_GRID_X, "strips of columns")?;
+    if sums {
+        // Nothing is enqueued unless all of it can be.
+        queue.load(&Any::Sum)?;
+    }
+    let count = if rows > 0 {
+        // SAFETY: forwarded contract.
+        unsafe { partial_sums(&queue, norm, a, sums, strips)? }
+    } else {
+        0
+    };
+    if !sums {
+        return Ok(());
+    }
+    let stride = a.x.cols * if norm == Norm::Rms { 1 } else { 2 };
+    let launch = Launch::new([strips, if dbeta.is_null() { 1 } else { 2 }, 1], 1024);
+    let args = arguments![a.workspace, count, stride, a.x.cols, dgamma, dgamma_dt, dbeta, dbeta_dt];
+    // SAFETY: the parameters of `norm_param_sum` in their order; pointers live by contract.
+    unsafe { queue.launch(&Any::Sum, &launch, args) }
+}
+
+/// Writes dx and, where `sums`, the partial weight gradients; returns how many there are of each.
+///
+/// # Safety
+/// As [`norm_bwd`].
+unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: bool, strips: u32) -> Result<i64> {
+    let (rows, cols, multiprocessors) = (a.x.rows as u64, a.x.cols as u64, queue.multiprocessors());
+    let (gamma, gamma_dt) = parameter(&a.gamma);
+    let (zero_centered, partial) = (i32::from(a.zero_centered_gamma), if sums { a.workspace } else { Ptr::NULL });
+    let tensors = [&a.dy, &a.x, &a.dx];
+    let dtype = a.x.dtype;
+    let vectors = cols % vector(dtype) == 0 && tensors.iter().all(|t| t.dtype == dtype && aligned(t, 16));
+    // What the driver and static arrays take of a block's shared memory is less than 1 KiB.
+    let max_smem = queue.backend.max_shared_memory.saturating_sub(1024);
+    if let Some(p) = backward_plan(dtype, rows, cols, multiprocessors, max_smem).filter(|_| vectors) {
+        let args = BackwardArgs {
+            dy: a.dy.data,
+            lddy: a.dy.ld,
+            x: a.x.data,
+            ldx: a.x.ld,
+            gamma,
+            mu: a.mu,
+            rsigma: a.rsigma,
+            dx: a.dx.data,
+            lddx: a.dx.ld,
+            partial,
+            rows: a.x.rows,
+            hidden: a.x.cols,
+            gamma_dt,
+            zero_centered,
+            warps: p.warps as i32,
+            stages: p.stages as i32,
+        };
+        let mut launch = Launch::new([p.grid, 1, 1], p.warps * 32 * p.groups);
+        launch.smem = p.smem;
+        // SAFETY: `Args` of `norm_bwd.cu`; pointers live by contract.
+        unsafe { queue.launch(&BackwardSpec { dtype, norm, octets: p.octets, smem: max_smem }, &launch, arguments![args])? };
+        return Ok(i64::from(p.grid));
+    }
+    let args = AnyArgs {
+        dy: a.dy.data,
+        lddy: a.dy.ld,
+        x: a.x.data,
+        ldx: a.x.ld,
+        gamma,
+        mu: a.mu,
+        rsigma: a.rsigma,
+        dx: a.dx.data,
+        lddx: a.dx.ld,
+        partial,
+        rows: a.x.rows,
+        hidden: a.x.cols,
+        dy_dt: a.dy.dtype as i32,
+        x_dt: a.x.dtype as i32,
+        dx_dt: a.dx.dtype as i32,
+        gamma_dt,
+        zero_centered,
+        rms: norm as i32,
+    };
+    let grid = rows.min(u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR) as u32;
+    let slabs = rows.div_ceil(64).min(u64::from(multiprocessors)) as u32;
+    if sums {
+        queue.load(&Any::Params)?;
+    }
+    // SAFETY: `Args` of `norm_bwd_any.cu`; pointers live by contract.
+    unsafe {
+        queue.launch(&Any::Dx, &Launch::new([grid, 1, 1], threads(cols.div_ceil(4), 512)), arguments![args])?;
+        if sums {
+            queue.launch(&Any::Params, &Launch::new([strips, slabs, 1], 256), arguments![args])?;
+        }
+    }
+    Ok(i64::from(slabs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_plan_covers_its_row_and_fits() {
+        for dtype in HIGH {
+            for max_smem in [100_352, 166_912, 231_424] {
+                for cols in (1..300).chain([1000, 1024, 1280, 4096, 5120, 8192, 12_288, 14_336, 16_384, 16_385]).map(|c| c * 8 / 8) {
+                    for rows in [1, 7, 131, 132, 133, 5000, 1 << 33] {
+                        let Some(p) = backward_plan(dtype, rows, cols, 132, max_smem) else {
+                            assert!(cols > 8192, "{cols} columns of {} have no plan", dtype.name());
+                            continue;
+                        };
+                        assert!(u64::from(p.warps) * 32 * 8 * p.octets >= cols);
+                        let block = p.warps * 32 * p.groups;
+                        assert!(block <= 512 && p.groups <= 16 && (p.warps == 1 || p.groups < 16));
+                        assert!(p.smem <= max_smem && (1..=4).contains(&p.stages) && (1..=132).contains(&p.grid));
+                        // The groups add up in the ring.
+                        let ring = p.stages * block * p.octets as u32 * 16 * dtype.size() as u32;
+                        assert!(p.groups == 1 || p.warps * 32 * p.octets as u32 * 8 * 4 * 2 <= ring, "{p:?}");
+                    }
+                }
+            }
+        }
+    }
+}
