@@ -43,24 +43,22 @@ pub fn encode_f64(dtype: DType, w: f64) -> u32 {
     sign | code
 }
 
-/// Whether `code` may stand for `v`: it is the nearest to `v * scale`, or a neighbour of that while `v * scale` lies within
-/// `2^-16 |v| scale + 2^-20 t scale` of the tie between them. The two zeros are neighbours with the tie at 0.
+/// Whether `code` may stand for `v`: with `w = v * scale` and a slack of `2^-16 |w| + 2^-20 t scale`, it lies between the codes of
+/// `w - slack` and `w + slack`. For a slack below a step that is: the nearest code, or its neighbour where the tie is within the slack.
 pub fn fp8_is_close(dtype: DType, code: u32, v: f64, scale: f32, t: f64) -> bool {
     let (scale, w) = (f64::from(scale), v * f64::from(scale));
     let want = encode_f64(dtype, w);
     if code == want {
         return true;
     }
-    let max = max_code(dtype);
-    if w.is_nan() || code & 0x7F > max {
+    if w.is_nan() || code & 0x7F > max_code(dtype) {
         return false;
     }
     let slack = 2f64.powi(-16) * w.abs() + 2f64.powi(-20) * t * scale;
-    match (step(code) - step(want)).abs() {
-        0 => w.abs() <= slack,
-        1 => (w - (decode(dtype, code) + decode(dtype, want)) / 2.0).abs() <= slack,
-        _ => false,
+    if code ^ want == 0x80 && want & 0x7F == 0 {
+        return w.abs() <= slack; // the other zero
     }
+    (step(encode_f64(dtype, w - slack))..=step(encode_f64(dtype, w + slack))).contains(&step(code))
 }
 
 /// All codes are those of `values` under `scale`, or allowed neighbours. Panics with the first that is not.
