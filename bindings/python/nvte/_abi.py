@@ -136,6 +136,38 @@ class nvte_gemm_args_t(Structure):
     ]
 
 
+class nvte_norm_fwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("zero_centered_gamma", c_int32),
+        ("x", c_void_p),
+        ("gamma", c_void_p),
+        ("beta", c_void_p),
+        ("y", c_void_p),
+        ("mu", c_void_p),
+        ("rsigma", c_void_p),
+        ("eps", c_float),
+        ("reserved", c_uint32),
+    ]
+
+
+class nvte_norm_bwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("zero_centered_gamma", c_int32),
+        ("dy", c_void_p),
+        ("x", c_void_p),
+        ("gamma", c_void_p),
+        ("mu", c_void_p),
+        ("rsigma", c_void_p),
+        ("dx", c_void_p),
+        ("dgamma", c_void_p),
+        ("dbeta", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+    ]
+
+
 class nvte_scaling_update_args_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -187,4 +219,9 @@ FUNCTIONS = {
     "nvte_gemm_prepare": (c_int32, (c_void_p, c_void_p, c_uint32, c_void_p)),
     "nvte_gemm_plans_export": (c_int32, (c_void_p, c_void_p, c_size_t, c_void_p)),
     "nvte_gemm_plans_import": (c_int32, (c_void_p, c_char_p)),
+    "nvte_layernorm_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_layernorm_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_rmsnorm_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_rmsnorm_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_norm_bwd_workspace": (c_int32, (c_void_p, c_int64, c_void_p)),
 }

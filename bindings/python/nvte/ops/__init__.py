@@ -17,6 +17,7 @@ from .cast import (
 )
 from .dequantize import dequantize, fp8_transpose
 from .gemm import fp8_gemm, gemm, gemm_plans_export, gemm_plans_import, gemm_prepare, gemm_workspace
+from .norm import layernorm_bwd, layernorm_fwd, norm_bwd_workspace, rmsnorm_bwd, rmsnorm_fwd
 from .scaling import scaling_update
 
 __all__ = [
@@ -34,5 +35,10 @@ __all__ = [
     "gemm_plans_import",
     "gemm_prepare",
     "gemm_workspace",
+    "layernorm_bwd",
+    "layernorm_fwd",
+    "norm_bwd_workspace",
+    "rmsnorm_bwd",
+    "rmsnorm_fwd",
     "scaling_update",
 ]
