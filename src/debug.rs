@@ -8,6 +8,7 @@ pub(crate) type Sink = Box<dyn Fn(&str) + Send + Sync>;
 static SINK: RwLock<Option<Sink>> = RwLock::new(None);
 
 /// The level in `NVTE_DEBUG`, read once.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn level() -> u32 {
     static LEVEL: OnceLock<u32> = OnceLock::new();
     *LEVEL.get_or_init(|| std::env::var("NVTE_DEBUG").ok().and_then(|v| v.trim().parse().ok()).unwrap_or(0))
@@ -20,6 +21,7 @@ pub(crate) fn set_sink(sink: Option<Sink>) {
 }
 
 /// Prints a line if the level is at least `min`; the text is made only then.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) fn log(min: u32, text: impl FnOnce() -> String) {
     if level() < min {
         return;

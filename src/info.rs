@@ -27,6 +27,7 @@ pub(crate) enum Json {
     Bool(bool),
     Number(i64),
     Text(String),
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     List(Vec<Json>),
     Object(Vec<(String, Json)>),
 }

@@ -123,7 +123,7 @@ fn queries() -> Vec<Function> {
         let mut bytes = 0;
         let to = if c.number("null") == 1.0 { ptr::null_mut() } else { &mut bytes };
         let size = |name| match c.number(name) {
-            v if v == 1e30 => 1 << 62,
+            1e30 => 1 << 62,
             v => v as i64,
         };
         // SAFETY: null or a live number.

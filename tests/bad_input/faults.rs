@@ -2,7 +2,7 @@
 
 use std::{ffi::c_void, ptr};
 
-use nvte::capi::{context::*, types::*};
+use nvte::capi::types::*;
 
 use crate::{
     common::on_cuda,

@@ -227,9 +227,10 @@ unsafe fn tiles<S: Store>(threads: &Threads, p: &Problem, d_scale: f32) -> u32 {
     let count = |side: usize| (m.div_ceil(side), n.div_ceil(side));
     let side = if count(SIDES[0]).0 * count(SIDES[0]).1 < FEW { SIDES[1] } else { SIDES[0] };
     let (down, across) = count(side);
-    // SAFETY: the slots are the caller's. Their product is formed in f64: each may be extreme where the product is not.
+    // Formed in f64: each factor may be extreme where their product is not.
     let scale = match k {
         0 => 0.0,
+        // SAFETY: the slots are the caller's.
         _ => unsafe { f64::from(p.alpha) * f64::from(Slot(p.a.scale_inv).read_or(1.0)) * f64::from(Slot(p.b.scale_inv).read_or(1.0)) },
     };
     let out = Matrix::<S::Raw>::new(p.d, p.ldd, p.n);

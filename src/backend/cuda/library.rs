@@ -84,7 +84,7 @@ fn nvidia_folders(site: &Path) -> Vec<PathBuf> {
 
 /// `site-packages` of the active Python environment, where there is one.
 fn site_packages() -> Vec<PathBuf> {
-    let roots = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|v| std::env::var_os(v)).map(|r| PathBuf::from(r).join("lib"));
+    let roots = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(std::env::var_os).map(|r| PathBuf::from(r).join("lib"));
     roots
         .filter_map(|lib| std::fs::read_dir(lib).ok())
         .flat_map(|entries| entries.flatten())
@@ -137,7 +137,7 @@ pub(crate) fn find(wanted: &Wanted, given: &[PathBuf]) -> Option<Library> {
         note(format!("{}: opened by the system loader", l.name()));
         return Some(l);
     }
-    let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|v| std::env::var_os(v)).map(PathBuf::from);
+    let homes = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(std::env::var_os).map(PathBuf::from);
     let homes: Vec<PathBuf> = homes.chain([PathBuf::from("/usr/local/cuda")]).collect();
     homes.iter().flat_map(|h| [h.join("lib64"), h.join("targets/x86_64-linux/lib")]).find_map(|d| open_in(&d, wanted))
 }
