@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::{
     context::context,
     guard::guard,
-    types::{flag, nvte_context_t, nvte_status_t, nvte_stream_t, nvte_tensor_t, out, read_struct, reserved, stream, tensor},
+    types::{flag, nvte_context_t, nvte_status_t, nvte_stream_t, nvte_tensor_t, optional, out, read_struct, reserved, stream, tensor},
 };
 use crate::{
     ops::cast::{self, CastArgs, CastDbiasArgs, CurrentCastArgs, CurrentScaling},
@@ -199,7 +199,7 @@ pub unsafe extern "C" fn nvte_cast_dbias(
         unsafe {
             let args = CastDbiasArgs {
                 input: tensor("input", a.input)?,
-                output: (!a.output.is_null()).then(|| tensor("output", a.output)).transpose()?,
+                output: optional("output", a.output)?,
                 current,
                 dbias: Ptr::from(a.dbias),
                 dbias_dtype: DType::from_i32("dbias_dtype", a.dbias_dtype)?,

@@ -8,7 +8,7 @@ use std::{
 use super::{
     context::context,
     guard::guard,
-    types::{copy_text, nvte_context_t, nvte_status_t, nvte_stream_t, nvte_tensor_t, read_struct, stream, tensor},
+    types::{copy_text, flag, nvte_context_t, nvte_status_t, nvte_stream_t, nvte_tensor_t, optional, out, read_struct, stream, tensor},
 };
 use crate::{
     error::{Error, Result, Status},
@@ -64,23 +64,13 @@ pub struct nvte_gemm_args_t {
     pub workspace_bytes: u64,
 }
 
-fn flag(name: &str, v: i32) -> Result<bool> {
-    match v {
-        0 => Ok(false),
-        1 => Ok(true),
-        _ => Err(Error::argument(Status::InvalidEnum, name, v, "must be 0 or 1")),
-    }
-}
-
 /// # Safety
 /// Structs are sized and live.
 unsafe fn arguments(p: *const nvte_gemm_args_t) -> Result<GemmArgs> {
     // SAFETY: by contract.
     let g = unsafe { read_struct("args", p, mem::size_of::<nvte_gemm_args_t>())? };
     // SAFETY: by contract.
-    let c = if g.c.is_null() { None } else { Some(unsafe { tensor("c", g.c)? }) };
-    // SAFETY: by contract.
-    let (a, b, d) = unsafe { (tensor("a", g.a)?, tensor("b", g.b)?, tensor("d", g.d)?) };
+    let (a, b, c, d) = unsafe { (tensor("a", g.a)?, tensor("b", g.b)?, optional("c", g.c)?, tensor("d", g.d)?) };
     Ok(GemmArgs {
         a,
         b,
@@ -159,13 +149,9 @@ pub unsafe extern "C" fn nvte_gemm(ctx: nvte_context_t, args: *const nvte_gemm_a
 #[no_mangle]
 pub unsafe extern "C" fn nvte_gemm_workspace(ctx: nvte_context_t, args: *const nvte_gemm_args_t, bytes: *mut u64) -> nvte_status_t {
     guard(|| {
-        if bytes.is_null() {
-            return Err(Error::argument(Status::NullPointer, "bytes", "NULL", "is required"));
-        }
         let ctx = context(ctx)?;
-        // SAFETY: by contract; `bytes` was checked.
-        unsafe { bytes.write(gemm::gemm_workspace(&ctx, &arguments(args)?)?) };
-        Ok(())
+        // SAFETY: by contract.
+        unsafe { out("bytes", bytes, gemm::gemm_workspace(&ctx, &arguments(args)?)?) }
     })
 }
 

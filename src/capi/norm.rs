@@ -5,12 +5,12 @@ use std::{ffi::c_void, mem};
 use super::{
     context::context,
     guard::guard,
-    types::{nvte_context_t, nvte_status_t, nvte_stream_t, nvte_tensor_t, read_struct, stream, tensor},
+    types::{flag, nvte_context_t, nvte_status_t, nvte_stream_t, nvte_tensor_t, optional, out, read_struct, reserved, stream, tensor},
 };
 use crate::{
-    error::{Error, Result, Status},
+    error::Result,
     ops::norm::{self, NormBwdArgs, NormFwdArgs},
-    tensor::{Ptr, TensorView},
+    tensor::Ptr,
 };
 
 /// Arguments of nvte_layernorm_fwd and nvte_rmsnorm_fwd.
@@ -76,29 +76,12 @@ pub struct nvte_norm_bwd_args_t {
 }
 
 /// # Safety
-/// As [`tensor`].
-unsafe fn optional(name: &str, p: *const nvte_tensor_t) -> Result<Option<TensorView>> {
-    // SAFETY: forwarded contract.
-    (!p.is_null()).then(|| unsafe { tensor(name, p) }).transpose()
-}
-
-fn flag(name: &str, v: i32) -> Result<bool> {
-    match v {
-        0 => Ok(false),
-        1 => Ok(true),
-        _ => Err(Error::argument(Status::InvalidEnum, name, v, "must be 0 or 1")),
-    }
-}
-
-/// # Safety
 /// As [`read_struct`], and likewise for the tensors it points to.
 unsafe fn forward_args(p: *const nvte_norm_fwd_args_t) -> Result<NormFwdArgs> {
     // SAFETY: forwarded contract.
     unsafe {
         let a = read_struct("args", p, mem::size_of::<nvte_norm_fwd_args_t>())?;
-        if a.reserved != 0 {
-            return Err(Error::argument(Status::Unsupported, "args.reserved", a.reserved, "must be 0"));
-        }
+        reserved("reserved", a.reserved)?;
         Ok(NormFwdArgs {
             x: tensor("x", a.x)?,
             gamma: optional("gamma", a.gamma)?,
@@ -194,13 +177,9 @@ pub unsafe extern "C" fn nvte_rmsnorm_fwd(ctx: nvte_context_t, args: *const nvte
 pub unsafe extern "C" fn nvte_norm_bwd_workspace(ctx: nvte_context_t, hidden: i64, bytes: *mut u64) -> nvte_status_t {
     guard(|| {
         let ctx = context(ctx)?;
-        if bytes.is_null() {
-            return Err(Error::argument(Status::NullPointer, "bytes", "NULL", "is required"));
-        }
         let needed = norm::norm_bwd_workspace(&ctx, hidden)?;
-        // SAFETY: checked above, writable by contract.
-        unsafe { bytes.write(needed) };
-        Ok(())
+        // SAFETY: by contract.
+        unsafe { out("bytes", bytes, needed) }
     })
 }
 

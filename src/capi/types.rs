@@ -233,6 +233,15 @@ pub(crate) unsafe fn tensor(name: &str, p: *const nvte_tensor_t) -> Result<Tenso
     })
 }
 
+/// Unpacks a tensor that may be NULL.
+///
+/// # Safety
+/// As [`read_struct`].
+pub(crate) unsafe fn optional(name: &str, p: *const nvte_tensor_t) -> Result<Option<TensorView>> {
+    // SAFETY: forwarded contract.
+    (!p.is_null()).then(|| unsafe { tensor(name, p) }).transpose()
+}
+
 /// An `int32_t` that is 0 or 1.
 pub(crate) fn flag(name: &str, v: i32) -> Result<bool> {
     match v {

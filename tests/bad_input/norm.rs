@@ -65,7 +65,7 @@ fn forward(layer: bool) -> Function {
     for v in [-1e-5, f64::NAN, f64::INFINITY] {
         f.faults.push(Fault::number("eps", v, NVTE_ERROR_INVALID_VALUE));
     }
-    f.faults.push(Fault::new("reserved", NVTE_ERROR_UNSUPPORTED, "args.reserved", |c| c.set("reserved", 1.0)));
+    f.faults.push(Fault::new("reserved", NVTE_ERROR_UNSUPPORTED, "reserved", |c| c.set("reserved", 1.0)));
     // A high-precision y has neither slots nor a transposed copy.
     let high = |c: &mut Call| {
         let t = c.tensor_mut("y");

@@ -222,6 +222,74 @@ static void test_gemm(nvte_context_t ctx) {
   free(args.workspace);
 }
 
+static int near(float a, double b, double tolerance) { return fabs((double)a - b) <= tolerance * (1 + fabs(b)); }
+
+static void test_norm(nvte_context_t ctx) {
+  float x[2 * 4] = {1, 2, 3, 4, -1, 0, 0, 5}, gamma[4] = {1, 2, 3, 4}, beta[4] = {0, 1, 0, -1}, y[8], mu[2], rsigma[2];
+  float dy[8], dx[8], dgamma[4], dbeta[4];
+  nvte_tensor_t tx = tensor(NVTE_F32, x, 2, 4), ty = tensor(NVTE_F32, y, 2, 4);
+  nvte_tensor_t tgamma = tensor(NVTE_F32, gamma, 1, 4), tbeta = tensor(NVTE_F32, beta, 1, 4);
+  nvte_tensor_t tdy = tensor(NVTE_F32, dy, 2, 4), tdx = tensor(NVTE_F32, dx, 2, 4);
+  nvte_tensor_t tdgamma = tensor(NVTE_F32, dgamma, 1, 4), tdbeta = tensor(NVTE_F32, dbeta, 1, 4);
+  nvte_norm_fwd_args_t fwd;
+  nvte_norm_bwd_args_t bwd;
+  uint64_t bytes = 0;
+  int r, c;
+
+  memset(&fwd, 0, sizeof fwd);
+  fwd.struct_size = sizeof fwd;
+  fwd.x = &tx;
+  fwd.gamma = &tgamma;
+  fwd.beta = &tbeta;
+  fwd.y = &ty;
+  fwd.mu = mu;
+  fwd.rsigma = rsigma;
+  fwd.eps = 1e-5f;
+  OK(nvte_layernorm_fwd(ctx, &fwd, NULL));
+  for (r = 0; r < 2; r++) {
+    double mean = 0, variance = 0;
+    for (c = 0; c < 4; c++) mean += x[r * 4 + c] / 4.0;
+    for (c = 0; c < 4; c++) variance += (x[r * 4 + c] - mean) * (x[r * 4 + c] - mean) / 4;
+    CHECK(near(mu[r], mean, 1e-6) && near(rsigma[r], 1 / sqrt(variance + 1e-5), 1e-6));
+    for (c = 0; c < 4; c++) CHECK(near(y[r * 4 + c], (x[r * 4 + c] - mean) / sqrt(variance + 1e-5) * gamma[c] + beta[c], 1e-5));
+  }
+
+  /* With dy = 1 everywhere, dbeta counts rows and dgamma sums the normalised input. */
+  for (c = 0; c < 8; c++) dy[c] = 1;
+  memset(&bwd, 0, sizeof bwd);
+  bwd.struct_size = sizeof bwd;
+  bwd.dy = &tdy;
+  bwd.x = &tx;
+  bwd.gamma = &tgamma;
+  bwd.mu = mu;
+  bwd.rsigma = rsigma;
+  bwd.dx = &tdx;
+  bwd.dgamma = &tdgamma;
+  bwd.dbeta = &tdbeta;
+  OK(nvte_norm_bwd_workspace(ctx, 4, &bytes));
+  if (bytes > 0) FAILS(NVTE_ERROR_WORKSPACE_TOO_SMALL, "workspace_bytes", nvte_layernorm_bwd(ctx, &bwd, NULL));
+  bwd.workspace = scratch(bytes);
+  bwd.workspace_bytes = bytes;
+  OK(nvte_layernorm_bwd(ctx, &bwd, NULL));
+  for (c = 0; c < 4; c++) {
+    double sum = 0;
+    for (r = 0; r < 2; r++) sum += (x[r * 4 + c] - mu[r]) * (double)rsigma[r];
+    CHECK(dbeta[c] == 2 && near(dgamma[c], sum, 1e-5));
+  }
+  /* The gradient of a row is orthogonal to 1. */
+  for (r = 0; r < 2; r++) CHECK(fabs(dx[r * 4] + dx[r * 4 + 1] + dx[r * 4 + 2] + dx[r * 4 + 3]) < 1e-5);
+
+  fwd.beta = NULL;
+  fwd.mu = NULL;
+  OK(nvte_rmsnorm_fwd(ctx, &fwd, NULL));
+  CHECK(near(y[0], 1 / sqrt(7.5 + 1e-5), 1e-6));
+  bwd.mu = NULL;
+  FAILS(NVTE_ERROR_UNSUPPORTED, "dbeta", nvte_rmsnorm_bwd(ctx, &bwd, NULL));
+  bwd.dbeta = NULL;
+  OK(nvte_rmsnorm_bwd(ctx, &bwd, NULL));
+  free(bwd.workspace);
+}
+
 int main(void) {
   nvte_context_options_t options;
   nvte_context_t ctx = NULL, none = NULL;
@@ -240,6 +308,7 @@ int main(void) {
   test_base(ctx);
   test_cast(ctx);
   test_gemm(ctx);
+  test_norm(ctx);
   test_current_scaling(ctx);
   test_dequantize(ctx);
   test_scaling_update(ctx);

@@ -103,11 +103,25 @@ static void test_scaling(const nvte::context &ctx) {
   CHECK(live[0] == 0 && scale == 224);
 }
 
+static void test_norm(const nvte::context &ctx) {
+  const std::vector<float> x = {3, 4};
+  std::vector<float> y(2, NAN);
+  const nvte::tensor tx(x.data(), 1, 2), ty(y.data(), 1, 2);
+  nvte_norm_fwd_args_t args = nvte::sized<nvte_norm_fwd_args_t>();
+  args.x = tx;
+  args.y = ty;
+  nvte::rmsnorm_fwd(ctx, args);
+  CHECK(std::fabs(y[0] - 3 / std::sqrt(12.5)) < 1e-6);
+  nvte::layernorm_fwd(ctx, args);
+  CHECK(std::fabs(y[0] + 1) < 1e-6 && std::fabs(y[1] - 1) < 1e-6);
+}
+
 int main() {
   test_base();
   const nvte::context ctx = nvte::context::cpu();
   test_cast(ctx);
   test_gemm(ctx);
+  test_norm(ctx);
   test_scaling(ctx);
   std::puts("passed");
 }
