@@ -184,6 +184,42 @@ typedef struct nvte_api_t nvte_api_t;
 // Number of the ABI a program is written against: pass it to nvte_api. It changes only if something existing changes.
 #define NVTE_ABI_VERSION 1
 
+// x * sigmoid(2u), u = 0.79788456 (x + 0.044715 x^3): the tanh form, evaluated without cancellation.
+#define NVTE_ACTIVATION_GELU 0
+
+// x * Phi(x), with the normal distribution function.
+#define NVTE_ACTIVATION_GELU_ERF 1
+
+// x * sigmoid(x).
+#define NVTE_ACTIVATION_SILU 2
+
+// max(x, 0).
+#define NVTE_ACTIVATION_RELU 3
+
+// x * sigmoid(1.702 x).
+#define NVTE_ACTIVATION_QGELU 4
+
+// max(x, 0)^2.
+#define NVTE_ACTIVATION_SRELU 5
+
+// gelu(a) * b: gated forms take [rows, 2H], whose first half a is activated and whose second half b multiplies.
+#define NVTE_ACTIVATION_GEGLU 16
+
+// gelu_erf(a) * b.
+#define NVTE_ACTIVATION_GEGLU_ERF 17
+
+// silu(a) * b.
+#define NVTE_ACTIVATION_SWIGLU 18
+
+// relu(a) * b.
+#define NVTE_ACTIVATION_REGLU 19
+
+// qgelu(a) * b.
+#define NVTE_ACTIVATION_QGEGLU 20
+
+// srelu(a) * b.
+#define NVTE_ACTIVATION_SREGLU 21
+
 // FP8 products keep the tensor core's own accumulator for the whole K (about 14 bits on sm_89 and sm_90).
 #define NVTE_ACCUMULATE_FAST 1
 
@@ -289,6 +325,30 @@ typedef struct nvte_tensor_t {
   // One f32, recorded as a maximum by casts (NULL: not recorded).
   float *amax;
 } nvte_tensor_t;
+
+// Arguments of nvte_activation_bwd. Zero-initialise it and set struct_size.
+typedef struct nvte_activation_bwd_args_t {
+  // sizeof(nvte_activation_bwd_args_t).
+  uint32_t struct_size;
+  // NVTE_ACTIVATION_GELU, ...
+  int32_t kind;
+  // The gradient of the output, [rows, H].
+  const nvte_tensor_t *dy;
+  // The input of the forward pass, [rows, H]; gated: [rows, 2H].
+  const nvte_tensor_t *input;
+  // The gradient of the input, of its shape.
+  const nvte_tensor_t *output;
+  // Column sums of the gradient, one per column of output (device); NULL: not wanted.
+  void *dbias;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16.
+  int32_t dbias_dtype;
+  // 1: add to what dbias holds; 0: replace it.
+  int32_t accumulate;
+  // Scratch memory (device), aligned to 16 bytes; used for dbias only.
+  void *workspace;
+  // Its size in bytes: at least what nvte_activation_bwd_workspace says.
+  uint64_t workspace_bytes;
+} nvte_activation_bwd_args_t;
 
 // Arguments of nvte_cast_to_fp8_current. Zero-initialise it and set struct_size; margin, epsilon and power_of_two may stay 0.
 typedef struct nvte_cast_current_args_t {
@@ -573,6 +633,51 @@ nvte_status_t nvte_set_log(nvte_log_fn log, void *user);
 // Alignment: none. Aliasing: none. Stream order: none. Determinism: not applicable. Errors: none.
 const nvte_api_t *nvte_api(uint32_t abi_version);
 
+// Applies an activation: y = f(x), or f(a) * b for a gated form, computed in f32 and rounded once to the output.
+//
+// Shapes: input f32, f16 or bf16 [rows, H], gated [rows, 2H]; output [rows, H]: f32, f16 or bf16 in its data, or E4M3 or E5M2 in its
+// data, its data_t or both. Units: sizes and strides in elements. Pointers: tensors are host structs; data and slots are on the
+// device. Alignment: that of the element type; rows that start on 16 bytes are faster. Aliasing: the output must not overlap the input
+// or itself. Stream order: enqueued on stream, nothing waits. Determinism: the same bits every time on one back end; across back ends
+// within a few f32 roundings before the one cast. Limits: f(-inf) is -0 (relu, srelu: +0), f(+inf) is +inf, NaN gives NaN.
+// FP8: output.scale (NULL: 1) multiplies, 1/scale is written to output.scale_inv. The amax of the f32 values is recorded as a maximum in
+// output.amax, for every output type, where it is not NULL.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE,
+// NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED (a transposed copy or a scale on an output that is not FP8),
+// NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_activation_fwd(nvte_context_t ctx,
+                                  int32_t kind,
+                                  const nvte_tensor_t *input,
+                                  const nvte_tensor_t *output,
+                                  nvte_stream_t stream);
+
+// Bytes of workspace that nvte_activation_bwd needs with a dbias; without one it needs none.
+//
+// Shapes: those of dy: rows, and hidden = H. Units: elements; *bytes in bytes. Pointers: host. Alignment: natural. Aliasing: none.
+// Stream order: none. Determinism: a function of its arguments and the kind of device.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_SIZE_OVERFLOW,
+// NVTE_ERROR_NULL_POINTER. On an error *bytes is not written.
+nvte_status_t nvte_activation_bwd_workspace(nvte_context_t ctx, int32_t kind, int64_t rows, int64_t hidden, uint64_t *bytes);
+
+// The gradient of an activation: dx = dy * f'(x); gated, side by side, da = dy * b * f'(a) and db = dy * f(a). Computed in f32 and rounded
+// once to the output. With dbias also the column sums of the f32 values, before any cast.
+//
+// Shapes: dy f32, f16 or bf16 [rows, H]; input f32, f16 or bf16 [rows, H], gated [rows, 2H]; output of input's shape: f32, f16 or bf16
+// in its data, or E4M3 or E5M2 in its data, its data_t or both; dbias one element per column of output. Units: sizes and strides in
+// elements, workspace_bytes in bytes. Pointers: args and tensors are host structs; data, slots, dbias and workspace are on the device.
+// Alignment: that of the element type (workspace: 16 bytes); dy and input of one type whose rows start on 16 bytes are faster.
+// Aliasing: output, dbias and workspace must not overlap each other or an input. Stream order: enqueued on stream, nothing waits; the
+// workspace is in use until then. Determinism: the same bits every time on one back end (sums have one order, no float atomics).
+// Limits: f'(-inf) is 0, f'(+inf) is 1 (srelu: +inf), NaN gives NaN; products follow IEEE 754. With no rows the sums are 0.
+// FP8: output.scale (NULL: 1) multiplies, 1/scale is written to output.scale_inv. The amax of the f32 values is recorded as a maximum in
+// output.amax, for every output type, where it is not NULL.
+//
+// Errors: those of nvte_activation_fwd, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_WORKSPACE_TOO_SMALL.
+nvte_status_t nvte_activation_bwd(nvte_context_t ctx, const nvte_activation_bwd_args_t *args, nvte_stream_t stream);
+
 // Records the largest |x| of a tensor: the maximum, by bit pattern, with what the slot holds, so that NaN > infinity > finite.
 //
 // Shapes: input f32, f16 or bf16 [rows, cols]; amax one f32. Units: sizes and strides in elements. Pointers: the tensor is a host
@@ -844,6 +949,9 @@ struct nvte_api_t {
   nvte_status_t (*rmsnorm_fwd)(nvte_context_t ctx, const nvte_norm_fwd_args_t *args, nvte_stream_t stream);
   nvte_status_t (*rmsnorm_bwd)(nvte_context_t ctx, const nvte_norm_bwd_args_t *args, nvte_stream_t stream);
   nvte_status_t (*norm_bwd_workspace)(nvte_context_t ctx, int64_t hidden, uint64_t *bytes);
+  nvte_status_t (*activation_fwd)(nvte_context_t ctx, int32_t kind, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream);
+  nvte_status_t (*activation_bwd_workspace)(nvte_context_t ctx, int32_t kind, int64_t rows, int64_t hidden, uint64_t *bytes);
+  nvte_status_t (*activation_bwd)(nvte_context_t ctx, const nvte_activation_bwd_args_t *args, nvte_stream_t stream);
 };
 
 #ifdef __cplusplus

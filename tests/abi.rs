@@ -7,7 +7,7 @@ mod common;
 use std::mem::{offset_of, size_of};
 
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
-use nvte::capi::{api, cast::*, context::*, gemm::*, info::*, norm::*, scaling::*, types::*};
+use nvte::capi::{activation::*, api, cast::*, context::*, gemm::*, info::*, norm::*, scaling::*, types::*};
 
 fn dynamic() -> Dynamic {
     Dynamic::read(&std::fs::read(library()).unwrap())
@@ -93,6 +93,9 @@ fn layouts_are_the_golden_list() {
         nvte_norm_fwd_args_t { struct_size, zero_centered_gamma, x, gamma, beta, y, mu, rsigma, eps, reserved }
         nvte_norm_bwd_args_t {
             struct_size, zero_centered_gamma, dy, x, gamma, mu, rsigma, dx, dgamma, dbeta, workspace, workspace_bytes,
+        }
+        nvte_activation_bwd_args_t {
+            struct_size, kind, dy, input, output, dbias, dbias_dtype, accumulate, workspace, workspace_bytes,
         }
         nvte_capability_t {
             struct_size, device_type, ordinal, arch, multiprocessors, fp8_cast_hardware, fp8_gemm_hardware, fp8_gemm_k_major_only,

@@ -37,6 +37,9 @@ pub(crate) trait Backend: Send + Sync {
     unsafe fn download(&self, bytes: &mut [u8], from: Ptr) -> Result<()>;
     unsafe fn fill(&self, to: Ptr, byte: u8, bytes: usize, stream: Stream) -> Result<()>;
 
+    unsafe fn activation_fwd(&self, args: &ops::activation::ActivationArgs, stream: Stream) -> Result<()>;
+    unsafe fn activation_bwd(&self, args: &ops::activation::ActivationBwdArgs, stream: Stream) -> Result<()>;
+
     /// A function of types, sizes, strides and layouts, and of which pointers are null and which multiples of 16.
     fn gemm_workspace(&self, problem: &ops::gemm::Problem) -> Result<u64>;
     unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()>;

@@ -71,6 +71,9 @@ table! {
     norm::nvte_rmsnorm_fwd,
     norm::nvte_rmsnorm_bwd,
     norm::nvte_norm_bwd_workspace,
+    activation::nvte_activation_fwd,
+    activation::nvte_activation_bwd_workspace,
+    activation::nvte_activation_bwd,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

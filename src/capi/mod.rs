@@ -2,6 +2,7 @@
 //!
 //! Signatures stand in plain sight (cbindgen does not expand macros); `include/nvte.h` is generated from this folder.
 
+pub mod activation;
 pub mod amax;
 pub mod api;
 pub mod cast;

@@ -4,6 +4,7 @@
 //! device a pointer belongs to), and the caller vouches that pointers are live for the extents described until the stream has passed.
 //! On an error nothing was enqueued and nothing written.
 
+pub mod activation;
 pub mod amax;
 pub mod cast;
 pub(crate) mod check;

@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod activation;
 mod cast;
 mod faults;
 mod framework;
@@ -34,7 +35,7 @@ const BASE: [&str; 12] = [
 
 /// One list of descriptions per family.
 fn functions() -> Vec<Function> {
-    [cast::functions(), gemm::functions(), norm::functions(), scaling::functions()].into_iter().flatten().collect()
+    [activation::functions(), cast::functions(), gemm::functions(), norm::functions(), scaling::functions()].into_iter().flatten().collect()
 }
 
 #[test]

@@ -123,6 +123,9 @@ impl SlotF32 {
     pub fn ptr(&self) -> Ptr {
         self.0.ptr()
     }
+    pub fn write(&self, v: f32) {
+        self.0.buffer.write(self.0.offset, &[v]).unwrap();
+    }
     pub fn read(&self) -> f32 {
         f32::from_ne_bytes(self.0.read().try_into().unwrap())
     }

@@ -269,6 +269,20 @@ inline void rmsnorm_bwd(const context &ctx, const nvte_norm_bwd_args_t &args, nv
   check(api().rmsnorm_bwd(ctx.get(), &args, stream));
 }
 
+inline void activation_fwd(const context &ctx, std::int32_t kind, const nvte_tensor_t *input, const nvte_tensor_t *output,
+                           nvte_stream_t stream = nullptr) {
+  check(api().activation_fwd(ctx.get(), kind, input, output, stream));
+}
+inline std::uint64_t activation_bwd_workspace(const context &ctx, std::int32_t kind, std::int64_t rows, std::int64_t hidden) {
+  std::uint64_t bytes = 0;
+  check(api().activation_bwd_workspace(ctx.get(), kind, rows, hidden, &bytes));
+  return bytes;
+}
+// args: sized<nvte_activation_bwd_args_t>(), then filled.
+inline void activation_bwd(const context &ctx, const nvte_activation_bwd_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().activation_bwd(ctx.get(), &args, stream));
+}
+
 }  // namespace nvte
 
 #endif  // NVTE_HPP

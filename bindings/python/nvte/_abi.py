@@ -38,6 +38,18 @@ NVTE_SCALING_PER_TENSOR = 1
 NVTE_DEVICE_CPU = 0
 NVTE_DEVICE_CUDA = 1
 NVTE_ABI_VERSION = 1
+NVTE_ACTIVATION_GELU = 0
+NVTE_ACTIVATION_GELU_ERF = 1
+NVTE_ACTIVATION_SILU = 2
+NVTE_ACTIVATION_RELU = 3
+NVTE_ACTIVATION_QGELU = 4
+NVTE_ACTIVATION_SRELU = 5
+NVTE_ACTIVATION_GEGLU = 16
+NVTE_ACTIVATION_GEGLU_ERF = 17
+NVTE_ACTIVATION_SWIGLU = 18
+NVTE_ACTIVATION_REGLU = 19
+NVTE_ACTIVATION_QGEGLU = 20
+NVTE_ACTIVATION_SREGLU = 21
 NVTE_ACCUMULATE_FAST = 1
 NVTE_ACCUMULATE_PRECISE = 2
 NVTE_EPILOGUE_NONE = 0
@@ -82,6 +94,21 @@ class nvte_tensor_t(Structure):
         ("scale_inv_t", c_void_p),
         ("scale_inv_t_ld", c_int64),
         ("amax", c_void_p),
+    ]
+
+
+class nvte_activation_bwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kind", c_int32),
+        ("dy", c_void_p),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("dbias", c_void_p),
+        ("dbias_dtype", c_int32),
+        ("accumulate", c_int32),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
     ]
 
 
@@ -224,4 +251,7 @@ FUNCTIONS = {
     "nvte_rmsnorm_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_rmsnorm_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_norm_bwd_workspace": (c_int32, (c_void_p, c_int64, c_void_p)),
+    "nvte_activation_fwd": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
+    "nvte_activation_bwd_workspace": (c_int32, (c_void_p, c_int32, c_int64, c_int64, c_void_p)),
+    "nvte_activation_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
 }

@@ -16,7 +16,7 @@ use crate::{
 
 multiversion! {
     /// Encodes a run of elements and returns the largest bit pattern of |x|.
-    fn encode_run<T: Element, F: Fp8Format>(x: &[T], scale: f32, out: &mut [u8]) -> u32 {
+    pub(super) fn encode_run<T: Element, F: Fp8Format>(x: &[T], scale: f32, out: &mut [u8]) -> u32 {
         let mut amax = 0;
         for (q, v) in out.iter_mut().zip(x) {
             let v = v.load();

@@ -1,9 +1,11 @@
 //! The CPU back end: the reference and the embedded default. Simple, exact, multi-threaded.
 
+mod activation;
 mod amax;
 mod cast;
 mod dequantize;
 mod element;
+mod functions;
 mod gemm;
 mod norm;
 mod parallel;
@@ -120,6 +122,22 @@ impl Backend for CpuBackend {
 
     fn norm_bwd_partials(&self) -> u32 {
         0
+    }
+
+    unsafe fn activation_fwd(&self, args: &ops::activation::ActivationArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { activation::activation_fwd(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn activation_bwd(&self, args: &ops::activation::ActivationBwdArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { activation::activation_bwd(&self.threads, args) }
+        }
+        Ok(())
     }
 
     fn amax_workspace(&self) -> u64 {

@@ -47,8 +47,8 @@ impl KernelSpec for Cast {
 }
 
 #[derive(Clone, Copy)]
-struct Dbias {
-    output: DType,
+pub(super) struct Dbias {
+    pub(super) output: DType,
 }
 
 impl KernelSpec for Dbias {
@@ -120,7 +120,7 @@ struct DbiasParams {
 }
 
 /// Rows whose sums the cast kernels leave as one partial row.
-fn partial_rows(rows: i64) -> i64 {
+pub(super) fn partial_rows(rows: i64) -> i64 {
     (rows as u64).div_ceil(TILE as u64).max(1) as i64
 }
 
@@ -187,7 +187,7 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
 ///
 /// # Safety
 /// `partials` is `[count, cols]` f32, the bias gradient `[cols]`, both live.
-unsafe fn finish_dbias(queue: &Queue<'_>, partials: Ptr, count: i64, cols: i64, b: &BiasGradient) -> Result<()> {
+pub(super) unsafe fn finish_dbias(queue: &Queue<'_>, partials: Ptr, count: i64, cols: i64, b: &BiasGradient) -> Result<()> {
     let params = DbiasParams { partials, out: b.ptr, count, cols, accumulate: b.accumulate.into(), pad: 0 };
     let grid = blocks((cols as u64).div_ceil(32), 0x7FFF_FFFF, "columns")?;
     // SAFETY: the kernel's one parameter; pointers live by contract.

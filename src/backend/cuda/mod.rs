@@ -1,5 +1,6 @@
 //! The CUDA back end: the driver through a table of functions, kernels compiled by NVRTC, cuBLASLt where it serves.
 
+mod activation;
 mod amax;
 mod cache;
 mod cast;
@@ -242,6 +243,16 @@ impl Backend for CudaBackend {
 
     fn norm_bwd_partials(&self) -> u32 {
         self.capability.multiprocessors as u32
+    }
+
+    unsafe fn activation_fwd(&self, args: &ops::activation::ActivationArgs, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { activation::activation_fwd(self, args, stream) }
+    }
+
+    unsafe fn activation_bwd(&self, args: &ops::activation::ActivationBwdArgs, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { activation::activation_bwd(self, args, stream) }
     }
 
     fn amax_workspace(&self) -> u64 {

@@ -21,6 +21,8 @@ macro_rules! sources {
 }
 
 sources! {
+    Activation = "activation.cu",
+    ActivationAny = "activation_any.cu",
     Cast = "cast.cu",
     GemmEpilogueOnly = "gemm_epilogue_only.cu",
     GemmMma = "gemm_mma.cu",
@@ -39,7 +41,9 @@ sources! {
 
 /// What the files include, under the names they use.
 pub(crate) const HEADERS: &[(&str, &str)] = &[
+    ("common/activation.cuh", include_str!("../../../kernels/common/activation.cuh")),
     ("common/base.cuh", include_str!("../../../kernels/common/base.cuh")),
+    ("common/functions.cuh", include_str!("../../../kernels/common/functions.cuh")),
     ("common/gemm_epilogue.cuh", include_str!("../../../kernels/common/gemm_epilogue.cuh")),
     ("common/norm.cuh", include_str!("../../../kernels/common/norm.cuh")),
     ("common/ptx_mma.cuh", include_str!("../../../kernels/common/ptx_mma.cuh")),

@@ -41,6 +41,7 @@ pub fn variants() -> Vec<Variant> {
     let mut all: Vec<Variant> = Vec::new();
     // One line per family.
     let families = [
+        super::activation::variants(),
         super::amax::variants(),
         super::cast::variants(),
         super::dequantize::variants(),

@@ -1,0 +1,205 @@
+// Activations and gated activations, forward and backward, for tensors whose rows start on 16 bytes. activation_any.cu takes all others.
+//
+// Forward   y = f(x)              x: [rows, H] of IN           y: [rows, H]
+//           y = f(a) b            a, b: halves of [rows, 2H]
+// Backward  dx = dy f'(x)         dy: [rows, H] of IN          dx: as x
+//           da = dy b f'(a), db = dy f(a)
+// The result is rounded once, from f32: to f32/f16/bf16, or times a scale to FP8, row-wise, transposed, or both. Beside it: the amax of
+// the f32 values, and (backward) their column sums over the rows of a tile, which dbias.cu adds up.
+//
+// Launch: 256 threads per tile of 128 x 128 elements of the result (gated backward: of each half), linear grid, tiles of one row strip
+// next to each other. H is a multiple of 8, so a vector never crosses the end of a row. A thread takes its eight rows four at a time
+// (one loop body: half the code to compile); their loads are issued before anything waits, all eight rows where registers hold them.
+// Bytes moved per element of the result: inputs once, each layout of the output once; column sums add 4/128.
+//
+// Compile-time: ERF (1: gelu_erf, 0: all other functions), GATED, BACKWARD, IN, FP8 (the output). Function and output type are uniform
+// branches: they cost a few instructions per row, and a hundred modules less.
+#include "common/activation.cuh"
+
+#define V (IN == DT_F32 ? 4 : 8)
+// Loads per row and input.
+#define LOADS (8 / V)
+#define INPUTS (1 + GATED + BACKWARD)
+#define HALVES (GATED && BACKWARD ? 2 : 1)
+// Rows whose loads are in flight together: 32 to 48 registers of raw data.
+#define FLIGHT (INPUTS * LOADS == 1 ? 8 : INPUTS * LOADS <= 3 ? 4 : 2)
+#define BATCH (FLIGHT < 4 ? FLIGHT : 4)
+
+typedef Elem<IN>::T In;
+
+DEVICE void unpack(const Vec16 (&raw)[LOADS], float (&v)[8]) {
+#pragma unroll
+  for (int n = 0; n < LOADS; n++) {
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+      if (V == 8) unpack2<IN>(raw[n].w[w], v[2 * w], v[2 * w + 1]);
+      else v[4 * n + w] = float_of(raw[n].w[w]);
+    }
+  }
+}
+
+// Eight results (of each half) from eight of each input.
+template <int F> DEVICE void apply(const Function &f, const float (&in)[INPUTS][8], float (&v)[HALVES][8]) {
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    float value, slope;
+    f.eval<F, BACKWARD>(in[0][j], value, slope);
+    if (BACKWARD) {
+      float g = in[INPUTS - 1][j];
+      if (GATED) v[HALVES - 1][j] = __fmul_rn(g, value);
+      v[0][j] = __fmul_rn(GATED ? __fmul_rn(g, in[1][j]) : g, slope);
+    } else {
+      v[0][j] = GATED ? __fmul_rn(value, in[1][j]) : value;
+    }
+  }
+}
+
+// V values to a high-precision output.
+DEVICE void store_high(char *p, i32 type, const float *v) {
+  if (type == DT_F32) {
+#pragma unroll
+    for (int k = 0; k < V; k += 4) st16(p + 4 * k, Vec16{{bits_of(v[k]), bits_of(v[k + 1]), bits_of(v[k + 2]), bits_of(v[k + 3])}});
+    return;
+  }
+  u32 w[4];
+#pragma unroll
+  for (int k = 0; k < V / 2; k++) w[k] = type == DT_BF16 ? pack2<DT_BF16>(v[2 * k], v[2 * k + 1]) : pack2<DT_F16>(v[2 * k], v[2 * k + 1]);
+  if (V == 8) st16(p, Vec16{{w[0], w[1], w[2], w[3]}});
+  else st8(p, Vec8{{w[0], w[1]}});
+}
+
+struct Raw { Vec16 v[INPUTS][LOADS]; };
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, INPUTS * LOADS == 1 ? 3 : 2) activation(const __grid_constant__ ActivationParams p) {
+  u32 row_tile = blockIdx.x / p.col_tiles;
+  i64 row0 = (i64)row_tile * TILE, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE;
+  i64 rows_here[LOADS];  // rows in which the load lies inside the tensor
+#pragma unroll
+  for (int n = 0; n < LOADS; n++) rows_here[n] = col0 + tile_col<V>(n) < p.hidden ? p.rows : 0;
+  const In *x = (const In *)p.x + col0, *dy = (const In *)p.dy + col0;
+  const Function f(p.kind);
+  float amax = 0.0f, sum[HALVES][8] = {};
+#if FP8
+  __shared__ Vec16 tile[HALVES][TILE * TILE / 16];
+  float scale = output_scale(p);
+#endif
+
+  // Elements outside are read as zeros, and every function and derivative makes zeros of them: neutral for amax and sums.
+  auto load = [&](i64 r) {
+    Raw raw;
+#pragma unroll
+    for (int n = 0; n < LOADS; n++) {
+#pragma unroll
+      for (int k = 0; k < INPUTS; k++) raw.v[k][n] = Vec16{{0, 0, 0, 0}};
+      if (r < rows_here[n]) {
+        const In *from = x + r * p.ldx + tile_col<V>(n);
+        raw.v[0][n] = ld16_stream(from);
+        if (GATED) raw.v[1][n] = ld16_stream(from + p.hidden);
+        if (BACKWARD) raw.v[INPUTS - 1][n] = ld16_stream(dy + r * p.lddy + tile_col<V>(n));
+      }
+    }
+    return raw;
+  };
+
+  // Neighbouring row groups begin with opposite halves of their rows: see tile_put_half.
+  u32 half = (threadIdx.x >> 4) & 1;
+  Raw batch[BATCH];
+#if FLIGHT == 8
+  Raw later[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) batch[i] = load(row0 + tile_row() + 4 * half + i);
+#pragma unroll
+  for (int i = 0; i < 4; i++) later[i] = load(row0 + tile_row() + 4 * (half ^ 1) + i);
+#endif
+#pragma unroll 1
+  for (u32 step = 0; step < 2; step++, half ^= 1) {
+    i64 row = row0 + tile_row() + 4 * half;
+#if FP8
+    u32 code[HALVES][4][2];
+#endif
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#if FLIGHT < 8
+      if (i % BATCH == 0) {
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) batch[k] = load(row + i + k);
+      }
+#endif
+      float in[INPUTS][8], v[HALVES][8];
+#pragma unroll
+      for (int k = 0; k < INPUTS; k++) unpack(batch[i % BATCH].v[k], in[k]);
+      if (ERF) apply<FAMILY_ERF>(f, in, v);
+      else if (f.rectified) apply<FAMILY_RELU>(f, in, v);
+      else apply<FAMILY_SIGMOID>(f, in, v);
+#pragma unroll
+      for (int h = 0; h < HALVES; h++) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+          amax = max_nan(amax, fabsf(v[h][j]));
+          if (BACKWARD) sum[h][j] += v[h][j];
+        }
+        i64 at = (row + i) * p.ldy + h * p.hidden + col0;
+#if FP8
+        u32(&w)[2] = code[h][i];
+        bool e5m2 = p.y_type == DT_E5M2;
+        w[0] = f32x4_to_fp8x4_any(e5m2, v[h][0] * scale, v[h][1] * scale, v[h][2] * scale, v[h][3] * scale);
+        w[1] = f32x4_to_fp8x4_any(e5m2, v[h][4] * scale, v[h][5] * scale, v[h][6] * scale, v[h][7] * scale);
+        if (p.y) {
+          if (V == 8) {
+            if (row + i < rows_here[0]) st8(p.y + at + tile_col<V>(0), Vec8{{w[0], w[1]}});
+          } else {
+#pragma unroll
+            for (int n = 0; n < LOADS; n++)
+              if (row + i < rows_here[n]) st4(p.y + at + tile_col<V>(n), w[n]);
+          }
+        }
+#else
+#pragma unroll
+        for (int n = 0; n < LOADS; n++)
+          if (row + i < rows_here[n]) store_high(p.y + (at + tile_col<V>(n)) * (p.y_type == DT_F32 ? 4 : 2), p.y_type, v[h] + V * n);
+#endif
+      }
+    }
+#if FP8
+    if (p.yt) {
+#pragma unroll
+      for (int h = 0; h < HALVES; h++) tile_put_half<V>((u8 *)tile[h], code[h], half);
+    }
+#endif
+#if FLIGHT == 8
+#pragma unroll
+    for (int i = 0; i < 4; i++) batch[i] = later[i];
+#endif
+  }
+#if BACKWARD
+  // Sixteen row groups per column: two meet in a shuffle, the eight warps in shared memory.
+  __shared__ float part[HALVES][8][TILE];
+  if (p.sums) {
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) {
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        float s = sum[h][j] + __shfl_xor_sync(0xFFFFFFFFu, sum[h][j], 16);
+        if ((threadIdx.x & 16) == 0) part[h][threadIdx.x >> 5][tile_col<V>(j >> 2) + (j & 3)] = s;
+      }
+    }
+  }
+#endif
+  __syncthreads();
+#if FP8
+  if (p.yt) {
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden);
+  }
+#endif
+#if BACKWARD
+  u32 h = threadIdx.x / TILE, c = threadIdx.x % TILE;
+  if (p.sums && h < HALVES && col0 + c < p.hidden) {
+    float s = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 8; k++) s += part[h][k][c];
+    p.sums[((i64)row_tile * HALVES + h) * p.hidden + col0 + c] = s;
+  }
+#endif
+  finish_amax(p, amax);
+}

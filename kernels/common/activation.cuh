@@ -1,0 +1,46 @@
+// What the two activation kernels share: their parameters, and eight (or one) results from the inputs that belong to them.
+#pragma once
+#include "common/functions.cuh"
+#include "common/tile.cuh"
+
+// Mirrored by `Params` in src/backend/cuda/activation.rs.
+struct ActivationParams {
+  const void *x, *dy;               // dy: backward
+  char *y;                          // row-wise output (FP8: or null)
+  u8 *yt;                           // FP8: transposed output or null
+  const float *scale;
+  float *scale_inv, *amax, *sums;   // sums: backward, partial column sums [row tiles, columns of y] or null
+  i64 ldx, lddy, ldy, ldyt;
+  i64 rows, hidden;
+  i32 kind, x_type, dy_type, y_type;
+  u32 col_tiles;
+};
+
+// The scale of the output, for all threads; block 0 writes its reciprocal.
+DEVICE float output_scale(const ActivationParams &p) {
+  float scale = p.scale ? *p.scale : 1.0f;
+  if (blockIdx.x == 0 && threadIdx.x == 0 && p.scale_inv) *p.scale_inv = reciprocal(scale);
+  return scale;
+}
+
+DEVICE void finish_amax(const ActivationParams &p, float amax) {
+  if (!p.amax) return;
+  u32 bits = block_max<TILE_THREADS>(abs_bits(amax));
+  if (threadIdx.x == 0 && bits) record_amax(p.amax, bits);
+}
+
+// Puts four rows of the thread's codes into the transposed tile (see tile.cuh): rows 4 * half .. 4 * half + 3 of its eight. Neighbouring
+// row groups must write opposite halves at a time; then the four-byte writes of a warp touch every bank once.
+template <int W> DEVICE void tile_put_half(u8 *tile, const u32 (&code)[4][2], u32 half) {
+  u32 k = threadIdx.x >> 4;
+#pragma unroll
+  for (u32 h = 0; h < 2; h++) {
+    u32 t[4] = {code[0][h], code[1][h], code[2][h], code[3][h]};
+    transpose4(t[0], t[1], t[2], t[3]);
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      u32 c = tile_col<W>(h) + j;
+      *(u32 *)(tile + c * TILE + (k ^ tile_key<W>(c)) * 8 + 4 * half) = t[j];
+    }
+  }
+}
