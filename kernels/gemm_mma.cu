@@ -49,8 +49,7 @@ gemm_mma(const u8 *a, const u8 *b, const i64 pitch_a, const i64 pitch_b, const G
   const i32 blocks_k = (i32)((k + 63) / 64);
   if (blockIdx.x == 0 && threadIdx.x == 0) write_scale_inv(out);
 
-  auto load = [&](i32 kb) {
-    const u32 at = smem + (u32)(kb % STAGES) * STAGE_BYTES;
+  auto load = [&](i32 kb, u32 at) {
     load_tile<BM>(at, a, pitch_a, row0, m, (i64)kb * 128, row_bytes);
     load_tile<BN>(at + BM * 128, b, pitch_b, col0, n, (i64)kb * 128, row_bytes);
   };
@@ -62,20 +61,24 @@ gemm_mma(const u8 *a, const u8 *b, const i64 pitch_a, const i64 pitch_b, const G
     for (int j = 0; j < 32; j++) acc[i][j] = 0.0f;
 
   for (i32 s = 0; s < STAGES - 1; s++) {
-    if (s < blocks_k) load(s);
+    if (s < blocks_k) load(s, smem + s * STAGE_BYTES);
     cp_async_commit();
   }
   // ldmatrix: the row of A (16 rows x two chunks) and of B (two groups of eight rows x two chunks) that this lane points at.
   const u32 row_a = wm * 32 + (lane & 15), row_b = wn * 64 + (lane & 7) + (lane >> 4) * 8;
   const u32 chunk_a = lane >> 4, chunk_b = (lane >> 3) & 1, swap = lane & 7;
+  const u32 end = smem + STAGES * STAGE_BYTES;
+  u32 read = smem, write = smem + (STAGES - 1) * STAGE_BYTES;
 #pragma unroll 1
   for (i32 kb = 0; kb < blocks_k; kb++) {
     cp_async_wait<STAGES - 2>();
     // Everyone's part of this stage has landed, and everyone is done with the stage that is filled next.
     __syncthreads();
-    if (kb + STAGES - 1 < blocks_k) load(kb + STAGES - 1);
+    if (kb + STAGES - 1 < blocks_k) load(kb + STAGES - 1, write);
     cp_async_commit();
-    const u32 at_a = smem + (u32)(kb % STAGES) * STAGE_BYTES + row_a * 128, at_b = smem + (u32)(kb % STAGES) * STAGE_BYTES + BM * 128 + row_b * 128;
+    const u32 at_a = read + row_a * 128, at_b = read + BM * 128 + row_b * 128;
+    write = read;
+    read = read + STAGE_BYTES == end ? smem : read + STAGE_BYTES;
 #pragma unroll
     for (u32 q = 0; q < 4; q++) {
       u32 fa[2][4], fb[4][4];

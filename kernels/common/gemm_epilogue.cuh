@@ -97,7 +97,8 @@ DEVICE void stage_fragments(float *stage, const float *acc) {
   }
 }
 
-DEVICE float finish(float acc, const OutScale &s) { return __fmul_rn(__fmul_rn(acc, s.s1), s.s2); }
+// Scaled, plus bias. s2 is a power of two, so the second step rounds once.
+DEVICE float finish(float acc, const OutScale &s, float bias) { return __fmaf_rn(__fmul_rn(acc, s.s1), s.s2, bias); }
 
 // A bias of -0 changes no value, not even the sign of a zero.
 #define NO_BIAS __uint_as_float(0x80000000u)
@@ -117,8 +118,7 @@ template <int DT> DEVICE void store_chunk_wide(const GemmOut &o, const OutScale 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       F4 a = *(const F4 *)(stage + stage_at(r0 + 2 * i + half, c));
-      v[i][0] = __fadd_rn(finish(a.x, s), bias[0]), v[i][1] = __fadd_rn(finish(a.y, s), bias[1]);
-      v[i][2] = __fadd_rn(finish(a.z, s), bias[2]), v[i][3] = __fadd_rn(finish(a.w, s), bias[3]);
+      v[i][0] = finish(a.x, s, bias[0]), v[i][1] = finish(a.y, s, bias[1]), v[i][2] = finish(a.z, s, bias[2]), v[i][3] = finish(a.w, s, bias[3]);
     }
     if (o.beta != 0.0f) {
       float old[4][4];
@@ -183,7 +183,7 @@ DEVICE void store_chunk_any(const GemmOut &o, const OutScale &s, const float *st
         F2 a = *(const F2 *)(stage + stage_at(r0 + i, c0));
         v0[i] = a.x, v1[i] = a.y;
       }
-      v0[i] = __fadd_rn(finish(v0[i], s), b0), v1[i] = __fadd_rn(finish(v1[i], s), b1);
+      v0[i] = finish(v0[i], s, b0), v1[i] = finish(v1[i], s, b1);
     }
     if (o.beta != 0.0f) {
       float old0[4], old1[4];
