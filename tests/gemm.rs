@@ -664,6 +664,42 @@ fn threads_do_not_change_results() {
     }
 }
 
+/// A child of a process whose pool has run has no pool of its own any more: it computes on its one thread, and the same bits.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_forked_child_computes_the_same() {
+    if on_cuda() {
+        return;
+    }
+    let mut rng = rng("a_forked_child_computes_the_same");
+    let ctx = Context::new(Device::Cpu, &ContextOptions { num_threads: Some(3), ..Default::default() }).unwrap();
+    let (m, n, k) = (300, 290, 200);
+    let a = Operand::random(&ctx, DType::E4m3, m, k, Layout::DENSE, &mut rng);
+    let b = Operand::random(&ctx, DType::E5m2, n, k, Layout::DENSE, &mut rng);
+    let out = Tensor::output(&ctx, DType::F32, m, n, n, 0);
+    let args = GemmArgs::new(a.view, b.view, out.view(), Accumulate::Fast);
+    run(&ctx, &args);
+    let want = out.codes();
+    let bytes = m * n * 4;
+    // SAFETY: D is m * n f32 of this process; the child touches nothing but its own copy of it and leaves without unwinding.
+    unsafe {
+        let d = std::slice::from_raw_parts_mut(out.ptr().as_ptr::<u8>(), bytes);
+        let child = libc::fork();
+        assert!(child >= 0);
+        if child == 0 {
+            // Should it hang, it ends.
+            libc::alarm(60);
+            d.fill(0xFF);
+            let ok = fp8_gemm(&ctx, &args, Stream::NULL).is_ok();
+            let same = d.chunks_exact(4).zip(&want).all(|(g, w)| g == w.to_le_bytes());
+            libc::_exit(if ok && same { 0 } else { 1 });
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        assert_eq!(status, 0, "the child failed or hung");
+    }
+}
+
 #[cfg(feature = "capi")]
 #[test]
 fn from_c() {

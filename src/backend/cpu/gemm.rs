@@ -222,17 +222,19 @@ multiversion! {
     }
 }
 
+/// Computes D tile by tile; returns the largest bit pattern of |v| where D is FP8.
+///
+/// # Safety
+/// As [`gemm`].
 unsafe fn tiles<S: Store>(threads: &Threads, p: &Problem, d_scale: f32) -> u32 {
     let (m, n, k) = (p.m as usize, p.n as usize, p.k as usize);
     let count = |side: usize| (m.div_ceil(side), n.div_ceil(side));
     let side = if count(SIDES[0]).0 * count(SIDES[0]).1 < FEW { SIDES[1] } else { SIDES[0] };
     let (down, across) = count(side);
-    // Formed in f64: each factor may be extreme where their product is not.
-    let scale = match k {
-        0 => 0.0,
-        // SAFETY: the slots are the caller's.
-        _ => unsafe { f64::from(p.alpha) * f64::from(Slot(p.a.scale_inv).read_or(1.0)) * f64::from(Slot(p.b.scale_inv).read_or(1.0)) },
-    };
+    // The product of the scales is formed in f64: each may be extreme where it is not. With K = 0 they mean nothing.
+    // SAFETY: the slots are the caller's.
+    let inverse = |slot: Ptr| f64::from(unsafe { Slot(slot).read_or(1.0) });
+    let scale = if k == 0 { 0.0 } else { f64::from(p.alpha) * inverse(p.a.scale_inv) * inverse(p.b.scale_inv) };
     let out = Matrix::<S::Raw>::new(p.d, p.ldd, p.n);
     let amax = threads.map(down * across, 1, |piece| {
         let (row, col) = (piece.start / across * side, piece.start % across * side);
@@ -272,7 +274,7 @@ unsafe fn tiles<S: Store>(threads: &Threads, p: &Problem, d_scale: f32) -> u32 {
                     v.iter_mut().zip(&*old).for_each(|(v, c)| *v += p.beta * c);
                 }
                 // SAFETY: this piece alone writes these elements of D.
-                amax = S::store(v, d_scale, unsafe { out.run_mut(r, cols.clone()) }).max(amax);
+                amax = S::store(v, d_scale, unsafe { out.part_mut(r, cols.start, width) }).max(amax);
             }
             amax
         })

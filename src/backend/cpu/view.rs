@@ -54,13 +54,6 @@ impl<T: Copy> Matrix<T> {
     }
 
     /// # Safety
-    /// These elements of the row lie in live memory that nobody else touches meanwhile.
-    pub(crate) unsafe fn run_mut<'a>(&self, row: usize, cols: std::ops::Range<usize>) -> &'a mut [T] {
-        // SAFETY: by contract.
-        unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.ld + cols.start), cols.len()) }
-    }
-
-    /// # Safety
     /// The element lies in live memory that nobody else touches meanwhile.
     pub(crate) unsafe fn set(&self, row: usize, col: usize, v: T) {
         // SAFETY: by contract.

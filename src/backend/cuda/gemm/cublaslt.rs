@@ -280,8 +280,12 @@ impl LtPlan {
             (code == 0).then_some(())
         };
         set(PrefAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, scratch(p), 8)?;
-        // Slices of K are added in f32, never in the output's type.
-        let schemes = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u64;
+        // Slices of K are added in f32: in the workspace, or in D where that is f32 itself.
+        let in_place = match p.d_dtype {
+            DType::F32 => cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_INPLACE as u64,
+            _ => 0,
+        };
+        let schemes = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u64 | in_place;
         set(PrefAttribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes, 4)?;
         let [a, b, c, d] = key.alignments();
         set(PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b, 4)?;
@@ -370,5 +374,85 @@ impl LtPlan {
             get(AlgoAttribute::CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
             self.workspace
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ops::gemm::GemmArgs, tensor::TensorView};
+
+    fn problem(t: DType, d: DType, change: impl Fn(&mut GemmArgs)) -> Problem {
+        let view = |t, rows, cols, at: u64| TensorView::new(t, Ptr(at), rows, cols);
+        let mut args = GemmArgs::new(view(t, 48, 64, 1 << 20), view(t, 32, 64, 2 << 20), view(d, 48, 32, 3 << 20), Accumulate::Fast);
+        change(&mut args);
+        Problem::any(&args).unwrap()
+    }
+
+    #[test]
+    fn what_cublaslt_is_asked_for() {
+        use DType::*;
+        let asked = |arch, t, d, change: fn(&mut GemmArgs)| serves(arch, &problem(t, d, change));
+        for d in [F32, F16, Bf16] {
+            assert!(asked(90, E4m3, d, |_| {}) && asked(89, E4m3, d, |g| g.a.dtype = E5m2));
+            assert!(!asked(80, E4m3, d, |_| {}), "no FP8 there");
+            assert!(!asked(90, E5m2, d, |_| {}), "a pair that tensor cores lack");
+        }
+        assert!(!asked(90, E4m3, E4m3, |_| {}), "FP8 output");
+        let not_fp8: [fn(&mut GemmArgs); 8] = [
+            |g| g.a.data.0 += 8,
+            |g| g.a.ld = 72,
+            |g| g.d.ld = 36,
+            |g| (g.transpose_a, g.a.rows, g.a.cols, g.a.ld) = (true, 64, 48, 48),
+            |g| (g.bias, g.bias_dtype) = (Ptr(256), F32),
+            |g| (g.bias, g.bias_dtype) = (Ptr(258), Bf16),
+            |g| (g.beta, g.c) = (1.0, Some(TensorView { dtype: F32, ..g.d })),
+            |g| g.alpha = 0.0,
+        ];
+        for (i, change) in not_fp8.into_iter().enumerate() {
+            assert!(!asked(90, E4m3, Bf16, change), "{i}");
+        }
+        let fp8: [fn(&mut GemmArgs); 4] = [
+            |g| (g.bias, g.bias_dtype) = (Ptr(256), Bf16),
+            |g| (g.beta, g.c) = (1.0, Some(g.d)),
+            |g| (g.a.rows, g.d.rows) = (47, 47),
+            |g| (g.transpose_a, g.a.rows, g.a.cols, g.a.data_t, g.a.ld_t) = (true, 64, 48, Ptr(512), 64),
+        ];
+        for (i, change) in fp8.into_iter().enumerate() {
+            assert!(asked(90, E4m3, Bf16, change), "{i}");
+        }
+        // 16 and 32 bits: any layout and alignment; output of their own type or f32; nothing that would round twice.
+        assert!(asked(80, Bf16, Bf16, |g| g.a.data.0 += 2) && asked(80, F16, F32, |g| g.a.ld = 65) && asked(80, F32, F32, |_| {}));
+        assert!(!asked(90, Bf16, F16, |_| {}) && !asked(90, F32, Bf16, |_| {}) && !asked(90, F16, E5m2, |_| {}));
+        assert!(!asked(90, Bf16, F32, |g| (g.bias, g.bias_dtype) = (Ptr(256), Bf16)));
+    }
+
+    /// With the library, but no device: it accepts the descriptors, and a copy with addresses leaves the plan as it was.
+    #[test]
+    fn descriptors_are_accepted_and_copied() {
+        let lt = match CublasLt::get(&[]) {
+            Ok(lt) => lt,
+            Err(e) => return println!("not run: {e}"),
+        };
+        assert!(lt.version() >= 120_000);
+        for t in DType::ALL {
+            for k_major in [false, true] {
+                let p = problem(t, DType::F32, |g| {
+                    (g.bias, g.bias_dtype) = (Ptr(256), if t.is_fp8() { DType::Bf16 } else { DType::F32 });
+                    if t.is_fp8() {
+                        g.a.scale_inv = Ptr(64);
+                    }
+                    if !k_major {
+                        (g.transpose_a, g.a.rows, g.a.cols, g.a.ld) = (true, 64, 48, 48);
+                    }
+                    (g.beta, g.c) = (1.0, Some(g.d));
+                });
+                let plan = LtPlan::new(lt, &p).expect("accepted");
+                let before = plan.desc;
+                let copy = plan.with_pointers(&p).expect("accepted");
+                assert!(plan.desc == before && copy != before);
+                assert!(copy.contains(&p.bias.0) && (!t.is_fp8() || copy.contains(&p.a.scale_inv.0)));
+            }
+        }
     }
 }

@@ -87,7 +87,8 @@ impl Key {
     }
 }
 
-/// What computes a product.
+/// What computes a product. Always behind an `Arc`.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Plan {
     CublasLt(LtPlan),
     Own,
@@ -209,4 +210,96 @@ fn parse(line: &str) -> Option<(Key, Choice)> {
         _ => return None,
     };
     words.next().is_none().then_some((Key(key), choice))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ops::gemm::GemmArgs,
+        tensor::{DType, TensorView},
+    };
+
+    fn problem(m: i64, change: impl Fn(&mut GemmArgs)) -> Problem {
+        let view = |t, rows, cols, at: u64| TensorView::new(t, Ptr(at), rows, cols);
+        let (a, b) = (view(DType::E4m3, m, 64, 1 << 20), view(DType::E4m3, 32, 64, 2 << 20));
+        let mut args = GemmArgs::new(a, b, view(DType::Bf16, m, 32, 3 << 20), Accumulate::Fast);
+        change(&mut args);
+        Problem::any(&args).unwrap()
+    }
+
+    #[test]
+    fn a_key_is_what_decides_and_nothing_else() {
+        let key = |change: fn(&mut GemmArgs)| Key::new(&problem(48, change));
+        let base = key(|_| {});
+        assert_eq!(base.alignments(), [256; 4]);
+        // Addresses of the same alignment, factors, scales and workspaces decide nothing.
+        assert_eq!(base, key(|g| g.a.data = Ptr(9 << 20)));
+        assert_eq!(base, key(|g| (g.alpha, g.workspace, g.workspace_bytes) = (0.5, Ptr(16), 99)));
+        assert_eq!(base, key(|g| g.b.scale_inv = Ptr(64)));
+        let others: [fn(&mut GemmArgs); 13] = [
+            |g| g.a.data = Ptr((1 << 20) + 16),
+            |g| g.d.data = Ptr((3 << 20) + 2),
+            |g| g.a.ld = 80,
+            |g| g.d.ld = 40,
+            |g| g.a.dtype = DType::E5m2,
+            |g| g.b.dtype = DType::E5m2,
+            |g| g.d.dtype = DType::F16,
+            |g| g.accumulate = Accumulate::Precise,
+            |g| (g.transpose_b, g.b.rows, g.b.cols) = (true, 64, 32),
+            |g| (g.bias, g.bias_dtype) = (Ptr(256), DType::Bf16),
+            |g| (g.bias, g.bias_dtype) = (Ptr(258), DType::Bf16),
+            |g| (g.beta, g.c) = (1.0, Some(g.d)),
+            |g| g.alpha = 0.0,
+        ];
+        let mut all: Vec<Key> = others.iter().map(|f| key(*f)).collect();
+        all.push(base);
+        for (i, k) in all.iter().enumerate() {
+            assert!(!all[..i].contains(k), "{i}: {k:?}");
+        }
+        assert_eq!(key(others[0]).alignments(), [16, 256, 256, 256]);
+        assert_eq!(key(others[1]).alignments(), [256, 256, 2, 2]);
+        // One row has no stride.
+        assert_eq!(Key::new(&problem(1, |_| {})), Key::new(&problem(1, |g| (g.a.ld, g.d.ld) = (99, 77))));
+    }
+
+    #[test]
+    fn the_least_recently_used_plan_goes() {
+        let plans = Plans::default();
+        let key = |m: i64| Key::new(&problem(m, |_| {}));
+        for m in 1..=MOST as i64 {
+            plans.insert(key(m), Plan::Own);
+        }
+        assert!(plans.get(&key(1)).is_some());
+        plans.insert(key(1000), Plan::Own);
+        assert!(plans.get(&key(1)).is_some() && plans.get(&key(1000)).is_some() && plans.get(&key(3)).is_some());
+        assert!(plans.get(&key(2)).is_none());
+        plans.clear();
+        assert!(plans.get(&key(3)).is_none());
+    }
+
+    #[test]
+    fn choices_survive_the_way_through_text() {
+        let (from, to) = (Plans::default(), Plans::default());
+        let keys = [5, 6, 7].map(|m| Key::new(&problem(m, |_| {})));
+        from.choose(keys[0], Choice::Own);
+        from.choose(keys[1], Choice::CublasLt([0, 1, u64::MAX, 3, 4, 5, 6, 7]));
+        to.insert(keys[1], Plan::Own);
+        to.import("here", &from.export("here")).unwrap();
+        assert_eq!(to.export("here"), from.export("here"));
+        for k in &keys {
+            assert_eq!(to.choice(k), from.choice(k));
+        }
+        assert!(to.get(&keys[1]).is_none(), "a plan made before the choice stayed");
+        assert_eq!(to.import("there", &from.export("here")).unwrap_err().status(), Status::Unsupported);
+        let head = Plans::default().export("here");
+        for line in ["1 2 3 4 5 6 7 8", "1 2 3 4 5 6 7 8 own more", "1 2 3 4 5 6 7 x own", "1 2 3 4 5 6 7 8 lt 1 2 3", "own"] {
+            let good = from.export("here").lines().nth(1).unwrap().to_owned();
+            let fresh = Plans::default();
+            let e = fresh.import("here", &format!("{head}{good}\n{line}\n")).unwrap_err();
+            assert_eq!(e.status(), Status::InvalidValue, "{line}");
+            assert_eq!(fresh.export("here"), head, "{line}: half of it was taken");
+        }
+        assert!(to.import("anywhere", " \n").is_ok());
+    }
 }
