@@ -92,6 +92,15 @@ def test_every_function_is_bound():
         assert getattr(_library.lib, name)
 
 
+def test_every_operation_has_a_function():
+    elsewhere = {"version", "abi_version", "status_name", "last_error", "last_error_code", "set_log", "info", "capability"}
+    for name in _abi.FUNCTIONS:
+        name = name[len("nvte_") :]
+        if name not in elsewhere and not name.startswith("context_"):
+            assert callable(getattr(nvte.ops, name)) and name in nvte.ops.__all__, name
+    assert all(getattr(nvte.ops, name).__doc__ for name in nvte.ops.__all__)
+
+
 def test_info():
     report = json.loads(python("-m", "nvte.info", "cpu"))
     assert report["package"] == nvte.__version__ == report["report"]["version"]

@@ -7,6 +7,7 @@ device (`stream=` takes another one, or nvte.PREPARE: check, compile, load, enqu
 where an array itself does not fit.
 """
 
+from .activation import activation_bwd, activation_bwd_workspace, activation_fwd
 from .amax import amax
 from .cast import (
     cast_dbias,
@@ -21,6 +22,9 @@ from .norm import layernorm_bwd, layernorm_fwd, norm_bwd_workspace, rmsnorm_bwd,
 from .scaling import scaling_update
 
 __all__ = [
+    "activation_bwd",
+    "activation_bwd_workspace",
+    "activation_fwd",
     "amax",
     "cast_dbias",
     "cast_dbias_workspace",
