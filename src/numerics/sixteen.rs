@@ -10,14 +10,18 @@ pub fn bf16_from_f32(v: f32) -> bf16 {
     bf16::from_bits(if v.is_nan() { 0x7FFF } else { rounded })
 }
 
-/// `v` rounded once to binary16.
+/// `v` rounded once to binary16. Branch-free, so that a loop over it vectorises.
 #[inline(always)]
 pub fn f16_from_f32(v: f32) -> f16 {
-    if v.is_nan() {
-        f16::from_bits(0x7FFF)
-    } else {
-        f16::from_f32(v)
-    }
+    let bits = v.to_bits();
+    let (sign, abs) = ((bits >> 16) & 0x8000, bits & 0x7FFF_FFFF);
+    // 65536 and everything above it is infinity; so is, by rounding, what lies between 65520 and 65536.
+    let clamped = abs.min(0x4780_0000);
+    let normal = ((clamped + 0xFFF + ((clamped >> 13) & 1)) >> 13).wrapping_sub((127 - 15) << 10);
+    // Below the least normal: the f32 adder rounds to multiples of 2^-24.
+    let subnormal = (f32::from_bits(clamped) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits());
+    let code = if clamped < 0x3880_0000 { subnormal } else { normal };
+    f16::from_bits(if abs > 0x7F80_0000 { 0x7FFF } else { (sign | code) as u16 })
 }
 
 /// The exact value of a binary16. Branch-free, so that a loop over it vectorises.
