@@ -57,16 +57,23 @@ DEVICE float scale_of(const CastParams &p) {
   return shared_scale;
 }
 
-DEVICE void finish_amax(const CastParams &p, u32 amax) {
-  if (p.partials || !p.amax) return;
-  amax = block_max<TILE_THREADS>(amax);
+// Recording takes one atomic per block: warps leave their maxima before the block's last barrier, thread 0's warp reduces them behind it.
+DEVICE bool records_amax(const CastParams &p) { return p.amax && !p.partials; }
+DEVICE void leave_amax(u32 (&part)[TILE_THREADS / 32], u32 amax) {
+  amax = warp_max(amax);
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = amax;
+}
+DEVICE void finish_amax(const CastParams &p, const u32 (&part)[TILE_THREADS / 32]) {
+  if (threadIdx.x >= 32) return;
+  u32 amax = warp_max(threadIdx.x < TILE_THREADS / 32 ? part[threadIdx.x] : 0u);
   if (threadIdx.x == 0 && amax) record_amax(p.amax, amax);
 }
 
 DEVICE u32 tile_index(const CastParams &p) { return p.partials ? gridDim.x - 1 - blockIdx.x : blockIdx.x; }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4) cast_tile(const __grid_constant__ CastParams p) {
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : DBIAS ? 3 : 4) cast_tile(const __grid_constant__ CastParams p) {
   __shared__ Vec16 shared[TILE * TILE / 16];
+  __shared__ u32 part[TILE_THREADS / 32];
   u8 *tile = (u8 *)shared;
   u32 index = tile_index(p);
   i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * TILE, row = row0 + tile_row();
@@ -132,30 +139,30 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4)
 #if DBIAS
   // Sixteen row groups per column: two meet in a shuffle, the eight warps in shared memory.
   {
-    float *part = (float *)shared;
+    float *sums = (float *)shared;
     u32 warp = threadIdx.x >> 5;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       sum[j] += __shfl_xor_sync(0xFFFFFFFFu, sum[j], 16);
-      if ((threadIdx.x & 16) == 0) part[warp * TILE + tile_col<V>(j >> 2) + (j & 3)] = sum[j];
+      if ((threadIdx.x & 16) == 0) sums[warp * TILE + tile_col<V>(j >> 2) + (j & 3)] = sum[j];
     }
     __syncthreads();
     i64 col = col0 + threadIdx.x;
     if (threadIdx.x < TILE && col < p.cols) {
       float total = 0.0f;
 #pragma unroll
-      for (int w = 0; w < 8; w++) total += part[w * TILE + threadIdx.x];
+      for (int w = 0; w < 8; w++) total += sums[w * TILE + threadIdx.x];
       p.sums[row0 / TILE * p.cols + col] = total;
     }
     __syncthreads();
   }
 #endif
-  if (p.qt) {
-    tile_put<V>(tile, code);
-    __syncthreads();
-    tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols);
-  }
-  finish_amax(p, amax);
+  bool record = records_amax(p);
+  if (record) leave_amax(part, amax);
+  if (p.qt) tile_put<V>(tile, code);
+  __syncthreads();
+  if (record) finish_amax(p, part);
+  if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols);
 }
 
 // Tile of 128 rows x 64 columns: thread t takes column t % 64 of every fourth row.
@@ -163,6 +170,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4)
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) cast_any(const __grid_constant__ CastParams p) {
   __shared__ u8 tile[TILE][ANY_COLS + 4];  // pitch of 17 words: reads down a column touch every bank once
+  __shared__ u32 part[TILE_THREADS / 32];
   u32 index = tile_index(p), tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
   i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * ANY_COLS, col = col0 + tx;
   // Rows of this tile in which this thread's column exists.
@@ -192,18 +200,20 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) cast_any(const __grid
   }
 #if DBIAS
   {
-    __shared__ float part[4][ANY_COLS];
-    part[ty][tx] = sum;
+    __shared__ float sums[4][ANY_COLS];
+    sums[ty][tx] = sum;
     __syncthreads();
-    if (ty == 0 && col < p.cols) p.sums[row0 / TILE * p.cols + col] = part[0][tx] + part[1][tx] + part[2][tx] + part[3][tx];
+    if (ty == 0 && col < p.cols) p.sums[row0 / TILE * p.cols + col] = sums[0][tx] + sums[1][tx] + sums[2][tx] + sums[3][tx];
   }
 #endif
+  bool record = records_amax(p);
+  if (record) leave_amax(part, amax);
+  __syncthreads();
+  if (record) finish_amax(p, part);
   if (p.qt) {
-    __syncthreads();
     u32 r = threadIdx.x & (TILE - 1);
     i64 width = imin(ANY_COLS, p.cols - col0);
     if (row0 + r < p.rows)
       for (u32 c = threadIdx.x / TILE; c < width; c += 2) p.qt[(col0 + c) * p.ldqt + row0 + r] = tile[r][c];
   }
-  finish_amax(p, amax);
 }

@@ -3,9 +3,10 @@
 // live[n], scale[n], format_max[n], optional nonfinite[n] and scale_inv[n]; history element (slot i, age j) at
 // base + i*slot_stride + j*step_stride, j = 0 the oldest, `steps` = L-1 of them. Per slot the history is read once and written once,
 // shifted by one element: bytes moved 8*(L-1) per slot.
-//   scaling_rows  a warp per slot, lanes along the steps: histories with step_stride 1.
-//   scaling_cols  a block of 1024 threads per 32 slots, lanes along the slots: histories with slot_stride 1.
-// Both are right for any strides. All loads of a batch (32 or 16 per thread) are under way before anything is written, so the shift can be in place:
+//   scaling_rows  a warp per slot, lanes along the steps, step_stride 1: addresses are constants apart.
+//   scaling_any   the same for any strides.
+//   scaling_cols  a block of 1024 threads per 32 slots, lanes along the slots: for histories in which slots lie closer than steps.
+// All loads of a batch (32 or 16 per thread) are under way before anything is written, so the shift can be in place:
 // an element is written only by the thread that read its successor, after everyone involved has read.
 //
 // Interval counter: its low 20 bits count the updates since scales last changed. Every block reads them, then announces itself in the
@@ -62,8 +63,9 @@ DEVICE void finish_slot(const ScalingParams &p, u32 i, float live, u32 window, f
   if (p.scale_inv) p.scale_inv[i] = reciprocal(scale);
 }
 
-extern "C" __global__ void __launch_bounds__(256) scaling_rows(const __grid_constant__ ScalingParams p) {
+template <bool DENSE> DEVICE void warp_per_slot(const ScalingParams &p) {
   const u32 BATCH = 32;
+  const i64 step = DENSE ? 1 : p.step_stride, apart = 32 * step;
   u32 lane = threadIdx.x & 31;
   bool due = scale_due(p);
   for (u32 i = blockIdx.x * 8 + (threadIdx.x >> 5); i < p.slots; i += gridDim.x * 8) {
@@ -73,8 +75,7 @@ extern "C" __global__ void __launch_bounds__(256) scaling_rows(const __grid_cons
     bool roll = rolls(live);
     for (i64 base = 0; base < p.steps; base += 32 * BATCH) {
       u32 here = (u32)imin(p.steps - base, 32 * BATCH);
-      i64 apart = 32 * p.step_stride;
-      float *from = history + (base + lane) * p.step_stride;
+      float *from = history + (base + lane) * step;
       float v[BATCH];
 #pragma unroll
       for (u32 k = 0; k < BATCH; k++) {
@@ -83,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256) scaling_rows(const __grid_cons
       }
       if (!roll) break;
       __syncwarp();
-      from -= p.step_stride;
+      from -= step;
 #pragma unroll
       for (u32 k = 0; k < BATCH; k++)
         if (32 * k + lane < here && (k > 0 || base + lane > 0)) from[k * apart] = v[k];
@@ -91,12 +92,15 @@ extern "C" __global__ void __launch_bounds__(256) scaling_rows(const __grid_cons
     }
     window = warp_max(window);
     if (lane == 0) {
-      if (roll && p.steps > 0) history[(p.steps - 1) * p.step_stride] = live;
+      if (roll && p.steps > 0) history[(p.steps - 1) * step] = live;
       finish_slot(p, i, live, window, scale, due);
     }
   }
   count_update(p);
 }
+
+extern "C" __global__ void __launch_bounds__(256) scaling_rows(const __grid_constant__ ScalingParams p) { warp_per_slot<true>(p); }
+extern "C" __global__ void __launch_bounds__(256) scaling_any(const __grid_constant__ ScalingParams p) { warp_per_slot<false>(p); }
 
 extern "C" __global__ void __launch_bounds__(1024) scaling_cols(const __grid_constant__ ScalingParams p) {
   const u32 BATCH = 16;  // 64 registers per thread

@@ -19,15 +19,20 @@ use crate::{
 const MAX_BLOCKS: u64 = 4095;
 
 #[derive(Clone, Copy)]
-struct Update {
-    along_slots: bool,
+enum Update {
+    /// Lanes along the steps, which lie side by side.
+    Rows,
+    /// Lanes along the steps, any stride.
+    Any,
+    /// Lanes along the slots.
+    Cols,
 }
 
 impl KernelSpec for Update {
     const SOURCE: SourceFile = SourceFile::Scaling;
 
     fn id(&self) -> u64 {
-        self.along_slots.into()
+        *self as u64
     }
 
     fn defines(&self) -> Vec<String> {
@@ -35,17 +40,17 @@ impl KernelSpec for Update {
     }
 
     fn entry(&self) -> &'static str {
-        if self.along_slots {
-            "scaling_cols"
-        } else {
-            "scaling_rows"
+        match self {
+            Update::Rows => "scaling_rows",
+            Update::Any => "scaling_any",
+            Update::Cols => "scaling_cols",
         }
     }
 }
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {
-    vec![Variant::of(&Update { along_slots: false })]
+    vec![Variant::of(&Update::Rows)]
 }
 
 /// `ScalingParams` of the kernel.
@@ -92,10 +97,14 @@ pub(super) unsafe fn scaling_update(backend: &CudaBackend, a: &ScalingUpdateArgs
         power_of_two: a.power_of_two.into(),
         most_recent: (a.algo == AmaxComputeAlgo::MostRecent).into(),
     };
-    // Lanes run along whichever direction is dense.
-    let along_slots = a.slots > 1 && a.slot_stride < a.step_stride;
-    let (per_block, threads) = if along_slots { (32, 1024) } else { (8, 256) };
+    // Lanes run along whichever direction is denser.
+    let kernel = match (a.slot_stride, a.step_stride) {
+        (slot, step) if a.slots > 1 && slot < step => Update::Cols,
+        (_, 1) => Update::Rows,
+        _ => Update::Any,
+    };
+    let (per_block, threads) = if matches!(kernel, Update::Cols) { (32, 1024) } else { (8, 256) };
     let grid = (a.slots as u64).div_ceil(per_block).min(MAX_BLOCKS) as u32;
     // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&Update { along_slots }, &Launch::new([grid, 1, 1], threads), arguments![params]) }
+    unsafe { queue.launch(&kernel, &Launch::new([grid, 1, 1], threads), arguments![params]) }
 }
