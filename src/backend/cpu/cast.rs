@@ -102,7 +102,7 @@ unsafe fn codes<T: Element, F: Fp8Format>(threads: &Threads, x: &TensorView, q: 
                     }
                 }
                 // SAFETY: as above.
-                unsafe { put_transposed(&mut block, height, width, &out_t, c0, r0) }
+                unsafe { put_transposed(&block, height, width, &out_t, c0, r0) }
             }
         }
         amax

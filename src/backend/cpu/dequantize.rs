@@ -56,7 +56,7 @@ unsafe fn decode<T: Element, F: Fp8Format>(threads: &Threads, q: &TensorView, y:
                     for c in 0..width {
                         from[c * BLOCK..][..height].copy_from_slice(codes_t.part(c0 + c, r0, height));
                     }
-                    put_transposed(&mut from, width, height, &local, 0, 0);
+                    put_transposed(&from, width, height, &local, 0, 0);
                     for r in 0..height {
                         decode_run::<T, F>(local.part(r, 0, width), scale_inv, out.part_mut(r0 + r, c0, width));
                     }

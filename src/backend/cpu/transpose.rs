@@ -26,23 +26,25 @@ fn shuffle(from: &Block, to: &mut Block) {
 }
 
 multiversion! {
-    /// Transposes a block in place. Index bits are (row, column), six each, so six rotations by one swap them; each is a plain interleave,
-    /// which vectorises.
-    fn transpose_block<>(block: &mut Block) -> () {
+    /// Transposes a block. Index bits are (row, column), six each, so six rotations by one swap them; each is a plain interleave, which
+    /// vectorises.
+    fn transpose_block<>(block: &Block, out: &mut Block) -> () {
         let mut other = [0; LEN];
-        for _ in 0..3 {
-            shuffle(block, &mut other);
-            shuffle(&other, block);
+        shuffle(block, &mut other);
+        shuffle(&other, out);
+        for _ in 0..2 {
+            shuffle(out, &mut other);
+            shuffle(&other, out);
         }
     }
 }
 
 /// Writes the transpose of `rows` x `cols` codes (both at most [`BLOCK`]): element (r, c) lies at `block[r * BLOCK + c]` and goes to
-/// (c0 + c, r0 + r) of `out`. The block is scratch afterwards.
+/// (c0 + c, r0 + r) of `out`.
 ///
 /// # Safety
 /// Those elements of `out` are live and nobody else touches them.
-pub(super) unsafe fn put_transposed(block: &mut Block, rows: usize, cols: usize, out: &Matrix<u8>, c0: usize, r0: usize) {
+pub(super) unsafe fn put_transposed(block: &Block, rows: usize, cols: usize, out: &Matrix<u8>, c0: usize, r0: usize) {
     // A sliver is not worth a whole block.
     if rows * cols <= LEN / 8 {
         for c in 0..cols {
@@ -53,10 +55,11 @@ pub(super) unsafe fn put_transposed(block: &mut Block, rows: usize, cols: usize,
         }
         return;
     }
-    transpose_block(block);
+    let mut turned = [0; LEN];
+    transpose_block(block, &mut turned);
     for c in 0..cols {
         // SAFETY: by contract.
-        unsafe { out.part_mut(c0 + c, r0, rows) }.copy_from_slice(&block[c * BLOCK..][..rows]);
+        unsafe { out.part_mut(c0 + c, r0, rows) }.copy_from_slice(&turned[c * BLOCK..][..rows]);
     }
 }
 
@@ -90,7 +93,7 @@ unsafe fn transpose(threads: &Threads, from: (Ptr, i64), to: (Ptr, i64), rows: u
                     block[r * BLOCK..][..width].copy_from_slice(unsafe { from.part(r0 + r, c0, width) });
                 }
                 // SAFETY: these elements of the output belong to this piece.
-                unsafe { put_transposed(&mut block, height, width, &to, c0, r0) }
+                unsafe { put_transposed(&block, height, width, &to, c0, r0) }
             }
         }
     });
@@ -103,8 +106,8 @@ mod tests {
     #[test]
     fn a_block_is_transposed() {
         let original: Block = std::array::from_fn(|i| (i * 7 + i / BLOCK * 3) as u8);
-        let mut block = original;
-        transpose_block(&mut block);
+        let mut block = [0; LEN];
+        transpose_block(&original, &mut block);
         for (i, b) in block.iter().enumerate() {
             assert_eq!(*b, original[i % BLOCK * BLOCK + i / BLOCK]);
         }
