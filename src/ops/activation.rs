@@ -224,7 +224,7 @@ fn any_output(ctx: &Context, name: &'static str, y: &TensorView) -> Result<[chec
         if !p.is_null() {
             return Err(Error::argument(
                 Status::Unsupported,
-                &format!("{name}.{field}"),
+                format_args!("{name}.{field}"),
                 format!("{:#x}", p.0),
                 format!("must be NULL for {}", y.dtype.name()),
             ));

@@ -95,6 +95,8 @@ pub(crate) struct CastJob {
     /// Current scaling.
     pub(crate) current: Option<ScaleRule>,
     pub(crate) dbias: Option<BiasGradient>,
+    /// The CPU needs none.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) workspace: Ptr,
 }
 

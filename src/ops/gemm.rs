@@ -245,6 +245,8 @@ pub(crate) struct Problem {
     pub(crate) d_scale: Ptr,
     pub(crate) d_scale_inv: Ptr,
     pub(crate) d_amax: Ptr,
+    /// The CPU always promotes.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) accumulate: Accumulate,
     pub(crate) workspace: Ptr,
     pub(crate) workspace_bytes: u64,

@@ -166,7 +166,7 @@ fn high_output(b: &dyn Backend, y: &TensorView) -> Result<[check::Range; 2]> {
     for (field, p) in [("data_t", y.data_t), ("scale", y.scale), ("scale_inv", y.scale_inv), ("amax", y.amax)] {
         if !p.is_null() {
             let rule = format!("goes with an FP8 output, not with {}", y.dtype.name());
-            return Err(Error::argument(Status::Unsupported, &format!("y.{field}"), format!("{:#x}", p.0), rule));
+            return Err(Error::argument(Status::Unsupported, format_args!("y.{field}"), format!("{:#x}", p.0), rule));
         }
     }
     Ok([check::rowwise(b, "y", y)?, check::Range { name: "y", start: 0, end: 0 }])

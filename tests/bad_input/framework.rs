@@ -171,9 +171,6 @@ impl Call {
     pub fn number(&self, name: &str) -> f64 {
         self.numbers.iter().find(|n| n.0 == name).unwrap_or_else(|| panic!("no number {name}")).1
     }
-    pub fn integer(&self, name: &str) -> i32 {
-        self.number(name) as i32
-    }
     pub fn set(&mut self, name: &str, v: f64) {
         self.numbers.iter_mut().find(|n| n.0 == name).unwrap_or_else(|| panic!("no number {name}")).1 = v;
     }

@@ -290,6 +290,39 @@ static void test_norm(nvte_context_t ctx) {
   free(bwd.workspace);
 }
 
+static void test_activation(nvte_context_t ctx) {
+  float x[2 * 2] = {1, -3, 3, 2}, y[2], dy[2] = {1, 2}, dx[4], dbias[4];
+  uint8_t q[2];
+  float amax = 0;
+  nvte_tensor_t tx = tensor(NVTE_F32, x, 2, 2), ty = tensor(NVTE_F32, y, 2, 1), tq = tensor(NVTE_E4M3, q, 2, 1);
+  nvte_tensor_t tdy = tensor(NVTE_F32, dy, 2, 1), tdx = tensor(NVTE_F32, dx, 2, 2);
+  nvte_activation_bwd_args_t bwd;
+  uint64_t bytes = 0;
+
+  OK(nvte_activation_fwd(ctx, NVTE_ACTIVATION_SWIGLU, &tx, &ty, NULL));
+  CHECK(near(y[0], -3 / (1 + exp(-1)), 1e-6) && near(y[1], 6 / (1 + exp(-3)), 1e-6));
+  tq.amax = &amax;
+  OK(nvte_activation_fwd(ctx, NVTE_ACTIVATION_REGLU, &tx, &tq, NULL));
+  CHECK(q[0] == 0xC4 && q[1] == 0x4C && amax == 6);
+  FAILS(NVTE_ERROR_INVALID_ENUM, "kind = 99", nvte_activation_fwd(ctx, 99, &tx, &ty, NULL));
+  FAILS(NVTE_ERROR_INVALID_SHAPE, "input", nvte_activation_fwd(ctx, NVTE_ACTIVATION_GELU, &tx, &ty, NULL));
+
+  memset(&bwd, 0, sizeof bwd);
+  bwd.struct_size = sizeof bwd;
+  bwd.kind = NVTE_ACTIVATION_REGLU;
+  bwd.dy = &tdy;
+  bwd.input = &tx;
+  bwd.output = &tdx;
+  bwd.dbias = dbias;
+  bwd.dbias_dtype = NVTE_F32;
+  OK(nvte_activation_bwd_workspace(ctx, bwd.kind, 2, 1, &bytes));
+  bwd.workspace = scratch(bytes);
+  bwd.workspace_bytes = bytes;
+  OK(nvte_activation_bwd(ctx, &bwd, NULL));
+  CHECK(dx[0] == -3 && dx[1] == 1 && dx[2] == 4 && dx[3] == 6 && dbias[0] == 1 && dbias[1] == 7);
+  free(bwd.workspace);
+}
+
 int main(void) {
   nvte_context_options_t options;
   nvte_context_t ctx = NULL, none = NULL;
@@ -309,6 +342,7 @@ int main(void) {
   test_cast(ctx);
   test_gemm(ctx);
   test_norm(ctx);
+  test_activation(ctx);
   test_current_scaling(ctx);
   test_dequantize(ctx);
   test_scaling_update(ctx);

@@ -116,12 +116,30 @@ static void test_norm(const nvte::context &ctx) {
   CHECK(std::fabs(y[0] + 1) < 1e-6 && std::fabs(y[1] - 1) < 1e-6);
 }
 
+static void test_activation(const nvte::context &ctx) {
+  const std::vector<float> x = {3, 4, -1, 5};
+  std::vector<float> y(2, NAN), dx(4, NAN);
+  const std::vector<float> dy = {1, 1};
+  const nvte::tensor tx(x.data(), 2, 2), tdy(dy.data(), 2, 1), tdx(dx.data(), 2, 2);
+  nvte::activation_fwd(ctx, NVTE_ACTIVATION_REGLU, tx, nvte::tensor(y.data(), 2, 1));
+  CHECK(y[0] == 12 && y[1] == 0);
+  nvte_activation_bwd_args_t args = nvte::sized<nvte_activation_bwd_args_t>();
+  args.kind = NVTE_ACTIVATION_REGLU;
+  args.dy = tdy;
+  args.input = tx;
+  args.output = tdx;
+  nvte::activation_bwd(ctx, args);
+  CHECK(dx[0] == 4 && dx[1] == 3 && dx[2] == 0 && dx[3] == 0);
+  CHECK(nvte::activation_bwd_workspace(ctx, NVTE_ACTIVATION_REGLU, 0, 1) == 0);
+}
+
 int main() {
   test_base();
   const nvte::context ctx = nvte::context::cpu();
   test_cast(ctx);
   test_gemm(ctx);
   test_norm(ctx);
+  test_activation(ctx);
   test_scaling(ctx);
   std::puts("passed");
 }

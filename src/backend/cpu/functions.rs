@@ -1,6 +1,9 @@
 //! exp and the activation functions in f32, in one source that the compiler vectorises: no table, no branch, no fused multiply-add, so
 //! that every processor gives the same bits.
 
+// Coefficients of fitted polynomials: near a constant of mathematics, or longer than an f32, on purpose.
+#![allow(clippy::approx_constant, clippy::excessive_precision)]
+
 /// `2^t` for `t <= 0`, within one ulp; 0 below 2^-125. The result for NaN is some number: callers multiply it with the NaN itself.
 #[inline(always)]
 pub(super) fn exp2_of_negative(t: f32) -> f32 {

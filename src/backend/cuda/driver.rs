@@ -77,8 +77,6 @@ table! {
     event_synchronize = c"cuEventSynchronize": fn(Handle);
     event_elapsed = c"cuEventElapsedTime": fn(*mut f32, Handle, Handle);
     event_destroy = c"cuEventDestroy_v2": fn(Handle);
-    stream_create = c"cuStreamCreate": fn(*mut Handle, c_uint);
-    stream_destroy = c"cuStreamDestroy_v2": fn(Handle);
     get_error_name = c"cuGetErrorName": fn(CuResult, *mut *const c_char);
     get_error_string = c"cuGetErrorString": fn(CuResult, *mut *const c_char);
 }

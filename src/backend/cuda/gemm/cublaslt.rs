@@ -195,7 +195,7 @@ pub(super) fn serves(arch: i32, p: &Problem) -> bool {
         let k_major = p.a.k_major && p.b.k_major;
         let multiples = [p.k, p.n, p.a.ld, p.b.ld].iter().all(|v| v % 16 == 0);
         let row = d.size() as i64;
-        let rows = (p.ldd * row) % 16 == 0 && (p.beta == 0.0 || (p.ldc * row) % 16 == 0);
+        let rows = p.ldd.wrapping_mul(row) % 16 == 0 && (p.beta == 0.0 || p.ldc.wrapping_mul(row) % 16 == 0);
         let bases = [p.a.data, p.b.data, p.c, p.d].into_iter().all(aligned);
         // The datacentre parts of the 10.x family read other layouts too.
         let layouts = k_major || (100..120).contains(&arch) && p.m % 16 == 0;

@@ -230,7 +230,7 @@ pub(crate) unsafe fn run(queue: &Queue<'_>, g: &OwnArgs) -> Result<()> {
         for m0 in (0..g.m).step_by(SIDE as usize) {
             for n0 in (0..g.n).step_by(SIDE as usize) {
                 let part =
-                    Part { out: out(g, m0, n0), a: a.from_row(m0), b: b.from_row(n0), m: (g.m - m0).min(SIDE), n: (g.n - n0).min(SIDE) };
+                    Part { out: out(g, m0, n0), a: a.starting_at(m0), b: b.starting_at(n0), m: (g.m - m0).min(SIDE), n: (g.n - n0).min(SIDE) };
                 match p.kernel {
                     OwnKernel::Sm90 => sm90(queue, g, &part)?,
                     OwnKernel::Mma => mma(queue, g, &part)?,
@@ -252,7 +252,7 @@ struct Rows {
 }
 
 impl Rows {
-    fn from_row(self, r: i64) -> Self {
+    fn starting_at(self, r: i64) -> Self {
         Self { data: self.data.wrapping_add_signed(r * self.row), ..self }
     }
 }
