@@ -284,22 +284,39 @@ class TorchSpace(Space):
         number, shape, strides = self.numbers.get(x.dtype), x.shape, x.stride()
         if number is None:
             raise TypeError(f"{name}: {x.dtype} is not an element type of nvte")
+        # The frequent kinds first: host time counts.
         if len(shape) == 2:
-            # By far the most frequent kind, and host time counts.
             rows, cols = shape
             ld, step = strides
             if rows > 1 and step == 1 and ld >= cols > 0:
                 return number, x.data_ptr(), rows, cols, ld
+        elif len(shape) > 2 and x.is_contiguous():
+            cols = shape[-1]
+            if cols:
+                return number, x.data_ptr() or 256, x.numel() // cols, cols, cols
         rows, cols, ld = matrix_of(name, shape, strides)
         # A tensor without elements has no address, and is there all the same.
         return number, x.data_ptr() or 256, rows, cols, ld
 
-    def slot(self, name, x):
+    def floats(self, name, x, length):
         if x is None:
             return 0
-        if type(x) in _torch_types and x.dtype is self.float32 and x.numel() == 1 and x.get_device() == self.index:
+        if (
+            type(x) in _torch_types
+            and x.dtype is self.float32
+            and x.numel() == length
+            and x.get_device() == self.index
+            and (length == 1 or x.is_contiguous())
+        ):
             return x.data_ptr()
-        return self.floats(name, x, 1)
+        return super().floats(name, x, length)
+
+    def parameter(self, name, x):
+        if type(x) in _torch_types and x.get_device() == self.index and x.dim() == 1 and x.is_contiguous():
+            number, length = self.numbers.get(x.dtype, BYTES), x.shape[0]
+            if 0 <= number <= 2:
+                return pack_tensor(number, 0, 0, x.data_ptr(), 1, length, length, 0, 0, 0, 0, 0, 0, 0, 0)
+        return super().parameter(name, x)
 
     def require(self, name, x):
         if x is None or type(x) in _torch_types and x.get_device() == self.index:

@@ -117,9 +117,8 @@ def test_structs_have_the_golden_layout():
     lines = dict(line.rsplit(" ", 1) for line in golden.read_text().splitlines() if line.strip())
     structs = {n: c for n, c in vars(_abi).items() if isinstance(c, type) and issubclass(c, ctypes.Structure) and c is not ctypes.Structure}
     named = {name.split(".")[0] for name in lines} - {"nvte_api_t"}
-    assert named <= set(structs)
-    for name in named:
-        structure = structs[name]
+    assert set(structs) == named
+    for name, structure in structs.items():
         assert ctypes.sizeof(structure) == int(lines[name]), name
         fields = [line for line in lines if line.startswith(f"{name}.")]
         assert fields == [f"{name}.{f}" for f, _ in structure._fields_]
