@@ -413,4 +413,6 @@ def _classify(x):
 
 def scale_of(space, scale):
     """A scale slot: the array given, or a new one that holds the number given."""
+    if scale is None or type(scale) in _kinds:
+        return scale
     return space.full(float(scale)) if isinstance(scale, numbers.Real) else scale
