@@ -23,7 +23,7 @@ mod reference;
 mod run;
 mod slots;
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Parser, ValueEnum};
 use data::Digits;
@@ -115,8 +115,17 @@ impl Record {
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let o = Options::parse();
+fn main() -> ExitCode {
+    match run_all(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("train: {e}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_all(o: &Options) -> Result<(), Box<dyn std::error::Error>> {
     let ctx = match o.device {
         Device::Cpu => Context::cpu()?,
         Device::Cuda => Context::cuda(0)?,
