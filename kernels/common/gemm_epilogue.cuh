@@ -82,7 +82,8 @@ DEVICE void write_scale_inv(const GemmOut &o) {
 DEVICE int lane_id() { u32 l; asm volatile("mov.u32 %0, %%laneid;" : "=r"(l)); return (int)l; }
 
 // Where (row, column) of a staged 16 x 64 chunk lies. Blocks of eight columns are exchanged by the row's low bits: both the scattered
-// writes of accumulators (8 bytes a lane, eight rows at once) and the row-wise reads are then free of bank conflicts.
+// writes of accumulators (8 bytes a lane, eight rows at once) and the row-wise reads are then free of bank conflicts. Moving down four rows
+// adds 256 and moving right four blocks adds 32: the code below is written so that the compiler sees those as constant offsets.
 DEVICE int stage_at(int r, int c) { return r * 64 + ((((c >> 3) ^ (r & 3)) << 3) | (c & 7)); }
 #define STAGE_FLOATS 1024
 
@@ -90,10 +91,14 @@ DEVICE int stage_at(int r, int c) { return r * 64 + ((((c >> 3) ^ (r & 3)) << 3)
 DEVICE void stage_fragments(float *stage, const float *acc) {
   const int lane = lane_id(), r = lane >> 2, q = (lane & 3) * 2;
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
-    F2 top = {acc[4 * j], acc[4 * j + 1]}, low = {acc[4 * j + 2], acc[4 * j + 3]};
-    *(F2 *)(stage + stage_at(r, 8 * j + q)) = top;
-    *(F2 *)(stage + stage_at(r + 8, 8 * j + q)) = low;
+  for (int b = 0; b < 4; b++) {
+    float *to = stage + stage_at(r, 8 * b + q);
+#pragma unroll
+    for (int j = b; j < 8; j += 4) {
+      F2 top = {acc[4 * j], acc[4 * j + 1]}, low = {acc[4 * j + 2], acc[4 * j + 3]};
+      *(F2 *)(to + (j - b) * 8) = top;
+      *(F2 *)(to + (j - b) * 8 + 8 * 64) = low;
+    }
   }
 }
 
@@ -103,7 +108,7 @@ DEVICE float finish(float acc, const OutScale &s, float bias) { return __fmaf_rn
 // A bias of -0 changes no value, not even the sign of a zero.
 #define NO_BIAS __uint_as_float(0x80000000u)
 
-// A whole chunk whose rows are aligned: half a warp per row, four columns a lane.
+// A whole chunk whose rows are aligned, with s2 = 1: half a warp per row, four columns a lane.
 template <int DT> DEVICE void store_chunk_wide(const GemmOut &o, const OutScale &s, const float *stage, i64 row0, i64 col0, u32 &amax) {
   const int lane = lane_id(), c = (lane & 15) * 4, half = lane >> 4;
   const u32 es = sizeof(typename Elem<DT>::T);
@@ -112,13 +117,15 @@ template <int DT> DEVICE void store_chunk_wide(const GemmOut &o, const OutScale 
   u8 *p = (u8 *)o.d + ((row0 + half) * o.ldd + col0 + c) * es;
   const i64 step = 2 * o.ldd * es;
   i64 at_c = (row0 + half) * o.ldc + col0 + c;
+  const float *even = stage + stage_at(half, c), *odd = stage + stage_at(2 + half, c);
 #pragma unroll 1
-  for (int r0 = 0; r0 < 16; r0 += 8) {
+  for (int r0 = 0; r0 < 16; r0 += 8, even += 8 * 64, odd += 8 * 64) {
     float v[4][4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      F4 a = *(const F4 *)(stage + stage_at(r0 + 2 * i + half, c));
-      v[i][0] = finish(a.x, s, bias[0]), v[i][1] = finish(a.y, s, bias[1]), v[i][2] = finish(a.z, s, bias[2]), v[i][3] = finish(a.w, s, bias[3]);
+      F4 a = *(const F4 *)((i & 1 ? odd : even) + i / 2 * 4 * 64);
+      v[i][0] = __fmaf_rn(a.x, s.s1, bias[0]), v[i][1] = __fmaf_rn(a.y, s.s1, bias[1]);
+      v[i][2] = __fmaf_rn(a.z, s.s1, bias[2]), v[i][3] = __fmaf_rn(a.w, s.s1, bias[3]);
     }
     if (o.beta != 0.0f) {
       float old[4][4];
@@ -177,10 +184,11 @@ DEVICE void store_chunk_any(const GemmOut &o, const OutScale &s, const float *st
     float v0[4], v1[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+      const float *from = stage + r0 * 64 + stage_at(i, c0);
       if (DT == DT_F32) {
-        v0[i] = stage[stage_at(r0 + i, c0)], v1[i] = stage[stage_at(r0 + i, c1)];
+        v0[i] = from[0], v1[i] = from[32];
       } else {
-        F2 a = *(const F2 *)(stage + stage_at(r0 + i, c0));
+        F2 a = *(const F2 *)from;
         v0[i] = a.x, v1[i] = a.y;
       }
       v0[i] = finish(v0[i], s, b0), v1[i] = finish(v1[i], s, b1);
@@ -231,7 +239,7 @@ template <int DT> DEVICE void store_chunk(const GemmOut &o, const OutScale &s, c
   int rows = (int)imin(m - row0, 16), cols = (int)imin(n - col0, 64);
   if (rows <= 0 || cols <= 0) return;
   if (rows < 16 || cols < 64) store_chunk_any<DT, false>(o, s, stage, row0, col0, rows, cols, amax);
-  else if (s.d_wide) store_chunk_wide<DT>(o, s, stage, row0, col0, amax);
+  else if (s.d_wide && s.s2 == 1.0f) store_chunk_wide<DT>(o, s, stage, row0, col0, amax);
   else store_chunk_any<DT, true>(o, s, stage, row0, col0, 16, 64, amax);
 }
 
