@@ -40,3 +40,8 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub use backend::cuda::testing as cuda_testing;
+
+/// The README's Rust program is a documentation test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct Readme;
