@@ -16,8 +16,9 @@
 typedef Elem<TYPE>::T TX;
 #define N (Vector<TYPE>::N)
 #define SLOTS (OCTETS * 8 / N)
-// Beside so many sums the weight no longer fits into registers.
-#define WEIGHT_IN_MEMORY (OCTETS > 2)
+// Whether g and xhat stay in registers from the sums over a row to its dx.
+#define KEEP_G (OCTETS + !RMS <= 3)
+#define KEEP_X (OCTETS <= 2)
 
 struct Args {
   const TX *dy;
@@ -53,7 +54,7 @@ DEVICE Vec16 read16(u32 at) {
 DEVICE void write16(u32 at, const float *f) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]) : "memory"); }
 
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps. Dynamic shared memory: stages * 2 * SLOTS * 16 bytes a thread, and behind
-// it 4 bytes a column of the threads where the weight is there.
+// it 4 bytes a column of one group's threads.
 extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) {
   extern __shared__ Vec16 ring[];
   __shared__ Pair part[2][16];
@@ -63,23 +64,29 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
 
   // The thread's part of the ring: slot i of tensor w (0: dy, 1: x) of stage s lies at ((s * 2 + w) * SLOTS + i) * pitch.
   const u32 pitch = blockDim.x * 16, mine = (u32)__cvta_generic_to_shared(ring) + threadIdx.x * 16;
-  const auto fetch = [&](i64 row, u32 stage) {
-    if (row < a.rows) {
-      const TX *dy = a.dy + row * a.lddy, *x = a.x + row * a.ldx;
+  const i64 step = (i64)gridDim.x * groups, first = (i64)blockIdx.x * groups + group;
+  // The next row to fetch, and the thread's place in it.
+  i64 ahead = first;
+  const TX *dy = a.dy + first * a.lddy + t * N, *x = a.x + first * a.ldx + t * N;
+  const auto fetch = [&](u32 stage) {
+    if (ahead < a.rows) {
       const u32 to = mine + stage * (2 * SLOTS) * pitch;
 #pragma unroll
       for (int i = 0; i < SLOTS; ++i)
         if (i * T + t < vectors) {
-          copy16(to + i * pitch, dy + (i * T + t) * N);
-          copy16(to + (SLOTS + i) * pitch, x + (i * T + t) * N);
+          copy16(to + i * pitch, dy + i * T * N);
+          copy16(to + (SLOTS + i) * pitch, x + i * T * N);
         }
     }
+    ahead += step;
+    dy += step * a.lddy;
+    x += step * a.ldx;
     commit();
   };
 
-  float weight[WEIGHT_IN_MEMORY ? 1 : SLOTS][N], dgamma[SLOTS][N], dbeta[SLOTS][N];
-  // Vector q of the thread's slot i lies at (i * N / 4 + q) * T * 16.
-  const u32 weights = (u32)__cvta_generic_to_shared(ring) + a.stages * (2 * SLOTS) * pitch + t * 16;
+  // The weight lies behind the ring, vector q of slot i of a group's thread t at (i * N / 4 + q) * T * 16: so many sums leave no registers.
+  float dgamma[SLOTS][N], dbeta[SLOTS][N];
+  const u32 weights = mine + (a.stages * (2 * SLOTS)) * pitch - (threadIdx.x - t) * 16;
 #pragma unroll
   for (int i = 0; i < SLOTS; ++i) {
     float w[N];
@@ -88,87 +95,85 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
       const u32 c = (i * T + t) * N + k;
       w[k] = 1.0f;
       if (a.gamma && c < (u32)a.hidden) w[k] = load_as(a.gamma, a.gamma_dt, c) + (a.zero_centered ? 1.0f : 0.0f);
-      if (!WEIGHT_IN_MEMORY) weight[i][k] = w[k];
       dgamma[i][k] = dbeta[i][k] = 0.0f;
     }
-    if (WEIGHT_IN_MEMORY && group == 0) {
+    if (group == 0) {
 #pragma unroll
       for (int q = 0; q < N / 4; ++q) write16(weights + (i * (N / 4) + q) * T * 16, &w[4 * q]);
     }
   }
-  // Each thread of group 0 reads what it wrote; the other groups wait for that.
-  if (WEIGHT_IN_MEMORY) __syncthreads();
-  const auto weight_of = [&](int i, float (&w)[N]) {
-    if constexpr (WEIGHT_IN_MEMORY) {
+  __syncthreads();
+  const auto read_weight = [&](int i, float (&w)[N]) {
 #pragma unroll
-      for (int q = 0; q < N / 4; ++q) {
-        const Vec16 v = read16(weights + (i * (N / 4) + q) * T * 16);
+    for (int q = 0; q < N / 4; ++q) {
+      const Vec16 v = read16(weights + (i * (N / 4) + q) * T * 16);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) w[4 * q + k] = float_of(v.w[k]);
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < N; ++k) w[k] = weight[i][k];
+      for (int k = 0; k < 4; ++k) w[4 * q + k] = float_of(v.w[k]);
     }
   };
 
-  const i64 step = (i64)gridDim.x * groups, first = (i64)blockIdx.x * groups + group;
   const float inv_n = 1.0f / (float)a.hidden;
-  for (int s = 0; s + 1 < a.stages; ++s) fetch(first + s * step, s);
-  float mu = 0.0f, rsigma = 0.0f, next_mu = 0.0f, next_rsigma = 0.0f;
+  for (int s = 0; s + 1 < a.stages; ++s) fetch(s);
+  float next_mu = 0.0f, next_rsigma = 0.0f;
   if (first < a.rows) {
     if (!RMS) next_mu = a.mu[first];
     next_rsigma = a.rsigma[first];
   }
+  TX *dx = a.dx + first * a.lddx + t * N;
   u32 stage = 0, turn = 0;
-  for (i64 row = first; row < a.rows; row += step, turn ^= 1) {
+  for (i64 row = first; row < a.rows; row += step, dx += step * a.lddx, turn ^= 1) {
     // The stage before this one was read in the last round, by this thread alone.
-    fetch(row + (a.stages - 1) * step, stage ? stage - 1 : a.stages - 1);
-    mu = next_mu;
-    rsigma = next_rsigma;
+    fetch(stage ? stage - 1 : a.stages - 1);
+    const float mu = next_mu, rsigma = next_rsigma;
     if (row + step < a.rows) {
       if (!RMS) next_mu = a.mu[row + step];
       next_rsigma = a.rsigma[row + step];
     }
     wait(a.stages);
     const u32 from = mine + stage * (2 * SLOTS) * pitch;
-    float products = 0.0f, plain = 0.0f;
+    // What the second look needs is kept where there are registers for it, and read and formed again where there are not.
+    float g[KEEP_G ? SLOTS : 1][N], xhat[KEEP_X ? SLOTS : 1][N], products = 0.0f, plain = 0.0f;
+    const auto read_g = [&](int i, float (&d)[N], float (&g)[N]) {
+      float w[N];
+      unpack<TYPE>(read16(from + i * pitch), d);
+      read_weight(i, w);
+#pragma unroll
+      for (int k = 0; k < N; ++k) g[k] = d[k] * w[k];
+    };
+    const auto read_xhat = [&](int i, float (&xhat)[N]) {
+      unpack<TYPE>(read16(from + (SLOTS + i) * pitch), xhat);
+#pragma unroll
+      for (int k = 0; k < N; ++k) xhat[k] = RMS ? xhat[k] * rsigma : (xhat[k] - mu) * rsigma;
+    };
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i)
       if (i * T + t < vectors) {
-        float d[N], x[N], w[N];
-        unpack<TYPE>(read16(from + i * pitch), d);
-        unpack<TYPE>(read16(from + (SLOTS + i) * pitch), x);
-        weight_of(i, w);
+        float d[N], (&gi)[N] = g[KEEP_G ? i : 0], (&xi)[N] = xhat[KEEP_X ? i : 0];
+        read_g(i, d, gi);
+        read_xhat(i, xi);
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          const float xhat = RMS ? x[k] * rsigma : (x[k] - mu) * rsigma, g = d[k] * w[k];
-          products += g * xhat;
-          dgamma[i][k] += d[k] * xhat;
+          products += gi[k] * xi[k];
+          dgamma[i][k] += d[k] * xi[k];
           if (!RMS) {
-            plain += g;
+            plain += gi[k];
             dbeta[i][k] += d[k];
           }
         }
       }
     // One barrier a row: two buffers take turns.
     if (RMS) products = row_sum(products, (float *)(part[turn] + group * a.warps), t >> 5, a.warps, barrier);
-    else row_sum2(products, plain, part[turn] + group * a.warps, t >> 5, a.warps, barrier);
-    const float m = products * inv_n, m0 = RMS ? 0.0f : plain * inv_n;
-    TX *dx = a.dx + row * a.lddx;
+    else row_sum2_16(products, plain, part[turn] + group * a.warps, t >> 5, a.warps, barrier);
+    const float m = products * inv_n * rsigma, m0 = RMS ? 0.0f : plain * inv_n * rsigma;
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i)
       if (i * T + t < vectors) {
-        float d[N], x[N], w[N];
-        unpack<TYPE>(read16(from + i * pitch), d);
-        unpack<TYPE>(read16(from + (SLOTS + i) * pitch), x);
-        weight_of(i, w);
+        float d[N], (&gi)[N] = g[KEEP_G ? i : 0], (&xi)[N] = xhat[KEEP_X ? i : 0];
+        if (!KEEP_G) read_g(i, d, gi);
+        if (!KEEP_X) read_xhat(i, xi);
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
-          const float xhat = RMS ? x[k] * rsigma : (x[k] - mu) * rsigma;
-          d[k] = (d[k] * w[k] - xhat * m - m0) * rsigma;
-        }
-        st16(dx + (i * T + t) * N, pack<TYPE>(d));
+        for (int k = 0; k < N; ++k) d[k] = (gi[k] * rsigma - m0) - xi[k] * m;
+        st16(dx + i * T * N, pack<TYPE>(d));
       }
     stage = stage + 1 == a.stages ? 0 : stage + 1;
   }

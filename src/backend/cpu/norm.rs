@@ -6,6 +6,7 @@ use super::{
     element::{with_fp8, with_high, Element},
     parallel::Threads,
     simd::multiversion,
+    transpose::{put_transposed, BLOCK},
     view::{Matrix, Slot},
 };
 use crate::{
@@ -15,13 +16,13 @@ use crate::{
 };
 
 const LANES: usize = 32;
-const BLOCK: usize = 64 * LANES;
+const RUN: usize = 64 * LANES;
 
 /// Two sums over triples of equally long rows.
 #[inline(always)]
 fn sums(a: &[f32], b: &[f32], c: &[f32], f: impl Fn(f32, f32, f32) -> (f32, f32)) -> (f64, f64) {
     let (mut total, mut total2) = (0.0, 0.0);
-    for ((a, b), c) in a.chunks(BLOCK).zip(b.chunks(BLOCK)).zip(c.chunks(BLOCK)) {
+    for ((a, b), c) in a.chunks(RUN).zip(b.chunks(RUN)).zip(c.chunks(RUN)) {
         let (mut s, mut s2) = ([0f32; LANES], [0f32; LANES]);
         let (mut ai, mut bi, mut ci) = (a.chunks_exact(LANES), b.chunks_exact(LANES), c.chunks_exact(LANES));
         for ((a, b), c) in (&mut ai).zip(&mut bi).zip(&mut ci) {
@@ -199,13 +200,13 @@ unsafe fn forward_rows<T: Element>(threads: &Threads, norm: Norm, a: &NormFwdArg
     let x = Matrix::<T>::new(a.x.data, a.x.ld, a.x.cols);
     let transposed = Matrix::<u8>::new(a.y.data_t, a.y.ld_t, a.y.rows);
     let width = if a.y.data_t.is_null() { 0 } else { cols };
-    let amax = threads.map(rows, grain(a.x.cols).next_multiple_of(8), |piece| {
+    let amax = threads.map(rows, grain(a.x.cols).next_multiple_of(if width > 0 { BLOCK } else { 1 }), |piece| {
         let mut amax = 0;
         let mut row = vec![0f32; cols];
-        // Eight rows at a time, so that the transposed copy is written in runs of eight bytes.
-        let mut codes = vec![0u8; 8 * width];
-        for first in piece.clone().step_by(8) {
-            let n = (piece.end - first).min(8);
+        // Codes of as many rows as the transposed copy is written at a time.
+        let mut codes = vec![0u8; BLOCK * width];
+        for first in piece.clone().step_by(BLOCK) {
+            let n = (piece.end - first).min(BLOCK);
             for r in 0..n {
                 // SAFETY: the row exists, and nobody writes it.
                 widen::<T>(unsafe { x.row(first + r) }, &mut row);
@@ -222,11 +223,14 @@ unsafe fn forward_rows<T: Element>(threads: &Threads, norm: Norm, a: &NormFwdArg
                 }
                 amax = store(first + r, &row, &mut codes[r * width..(r + 1) * width]).max(amax);
             }
-            for c in 0..width {
+            for col in (0..width).step_by(BLOCK) {
+                let wide = (width - col).min(BLOCK);
+                let mut block = [0; BLOCK * BLOCK];
                 for r in 0..n {
-                    // SAFETY: element (c, first + r) of the transposed copy belongs to this piece.
-                    unsafe { transposed.set(c, first + r, codes[r * width + c]) }
+                    block[r * BLOCK..][..wide].copy_from_slice(&codes[r * width + col..][..wide]);
                 }
+                // SAFETY: these elements of the transposed copy belong to this piece.
+                unsafe { put_transposed(&block, n, wide, &transposed, col, first) }
             }
         }
         amax

@@ -355,8 +355,7 @@ fn backward_plan(dtype: DType, rows: u64, cols: u64, multiprocessors: u32, max_s
     let groups = (BACKWARD_THREADS / row_threads).min(rows.div_ceil(u64::from(multiprocessors))).max(1);
     let columns = row_threads * octets * 8;
     let stage = columns * groups * 2 * dtype.size() as u64;
-    // From three octets on the weight lies in shared memory.
-    let weight = if octets > 2 { columns * 4 } else { 0 };
+    let weight = columns * 4;
     let stages = (u64::from(max_smem).checked_sub(weight)? / stage).min(4);
     (stages > 0).then(|| BackwardPlan {
         octets,
