@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) activation_any(const 
   __shared__ float part[2][8][ANY_COLS];
   u32 row_tile = blockIdx.x / p.col_tiles, tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
   i64 row0 = (i64)row_tile * TILE, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * ANY_COLS, col = col0 + tx;
-  bool fp8 = p.y_type >= DT_E4M3, gated = p.kind >= 16, backward = p.dy != 0;
+  bool fp8 = p.y_type >= DT_E4M3, gated = p.kind >= 16, backward = p.backward;
   u32 halves = gated && backward ? 2 : 1;
   float scale = fp8 ? output_scale(p) : 1.0f, amax = 0.0f, sum[2] = {};
   const Function f(p.kind);

@@ -549,6 +549,38 @@ fn results_do_not_depend_on_the_number_of_threads() {
     }
 }
 
+/// With no rows nothing is read, so pointers may be null, and the sums are 0.
+#[test]
+fn no_rows_give_sums_of_zero() {
+    let ctx = context();
+    let mut rng = rng("no_rows_give_sums_of_zero");
+    for (kind, hidden) in [(Activation::Gelu, 40), (Activation::Geglu, 40), (Activation::Reglu, 37)] {
+        for accumulate in [false, true] {
+            let width = if kind.is_gated() { 2 * hidden } else { hidden };
+            let d = Dbias::new(&ctx, &mut rng, kind, 0, hidden, DType::F32);
+            let (inv, amax) = (SlotF32::poisoned(&ctx), SlotF32::new(&ctx, 0.5));
+            let nothing = |dtype, cols: usize| TensorView::new(dtype, Ptr::NULL, 0, cols as i64);
+            let args = ActivationBwdArgs {
+                kind,
+                dy: nothing(DType::Bf16, hidden),
+                input: nothing(DType::Bf16, width),
+                output: nothing(DType::E5m2, width).with_scaling(Ptr::NULL, inv.ptr(), amax.ptr()),
+                dbias: d.vector.ptr(),
+                dbias_dtype: DType::F32,
+                accumulate,
+                workspace: d.workspace.ptr(),
+                workspace_bytes: d.bytes,
+            };
+            // SAFETY: what is not null is live.
+            unsafe { activation_bwd(&ctx, &args, Stream::NULL) }.unwrap();
+            sync(&ctx);
+            let want: Vec<f32> = d.before.iter().map(|v| if accumulate { *v } else { 0.0 }).collect();
+            assert_eq!(d.vector.read(), want, "{}", kind.name());
+            assert_eq!((inv.read(), amax.read()), (1.0, 0.5), "{}", kind.name());
+        }
+    }
+}
+
 /// Rules that only this family has (tests/bad_input throws the general ones).
 #[test]
 fn refuses_what_it_cannot_honour() {

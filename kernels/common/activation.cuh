@@ -14,6 +14,7 @@ struct ActivationParams {
   i64 rows, hidden;
   i32 kind, x_type, dy_type, y_type;
   u32 col_tiles;
+  u32 backward;                     // not told by dy: an empty one may be null
 };
 
 // The scale of the output, for all threads; block 0 writes its reciprocal.

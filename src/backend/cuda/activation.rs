@@ -111,6 +111,7 @@ struct Params {
     dy_type: i32,
     y_type: i32,
     col_tiles: u32,
+    backward: u32,
 }
 
 /// Whether every row of a matrix starts on a multiple of `bytes`.
@@ -160,6 +161,7 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
         dy_type: dy.map_or(0, |t| t.dtype as i32),
         y_type: y.dtype as i32,
         col_tiles: across as u32,
+        backward: dy.is_some().into(),
     };
     let launch = Launch::new([grid, 1, 1], THREADS);
     let backward = dy.is_some();
