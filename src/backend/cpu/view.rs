@@ -52,13 +52,6 @@ impl<T: Copy> Matrix<T> {
         // SAFETY: by contract.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(row * self.ld + col), len) }
     }
-
-    /// # Safety
-    /// The element lies in live memory that nobody else touches meanwhile.
-    pub(crate) unsafe fn set(&self, row: usize, col: usize, v: T) {
-        // SAFETY: by contract.
-        unsafe { self.base.add(row * self.ld + col).write(v) }
-    }
 }
 
 /// A single value in the caller's memory.

@@ -229,8 +229,13 @@ pub(crate) unsafe fn run(queue: &Queue<'_>, g: &OwnArgs) -> Result<()> {
         let b = pack(queue, g, &g.b, g.n, p.b, p.kernel)?;
         for m0 in (0..g.m).step_by(SIDE as usize) {
             for n0 in (0..g.n).step_by(SIDE as usize) {
-                let part =
-                    Part { out: out(g, m0, n0), a: a.starting_at(m0), b: b.starting_at(n0), m: (g.m - m0).min(SIDE), n: (g.n - n0).min(SIDE) };
+                let part = Part {
+                    out: out(g, m0, n0),
+                    a: a.starting_at(m0),
+                    b: b.starting_at(n0),
+                    m: (g.m - m0).min(SIDE),
+                    n: (g.n - n0).min(SIDE),
+                };
                 match p.kernel {
                     OwnKernel::Sm90 => sm90(queue, g, &part)?,
                     OwnKernel::Mma => mma(queue, g, &part)?,
