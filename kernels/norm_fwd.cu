@@ -6,7 +6,7 @@
 // (`rest`), so neither the variance nor x - mean suffers where the mean is large beside the deviations.
 //
 //   norm_fwd_row        the row lives in registers, 4 vectors of 16 bytes a thread: one warp per row and four rows per block, or
-//                       one block of up to 20 warps per row. x is read once; the next row is on its way meanwhile.
+//                       one block of up to 24 warps per row. x is read once.
 //   norm_fwd_loop_vec   one block per row, of any length; x is read again for each pass, from L1 or L2 then
 //   norm_fwd_loop       the same element by element, for any length and alignment
 //   norm_fwd_transposed FP8, transposed only: one block per 64 rows; statistics, then tiles of 64 x 64 through shared memory. (Both
@@ -96,7 +96,7 @@ DEVICE u32 element_size(int dt) { return dt == DT_F32 ? 4 : is_fp8(dt) ? 1 : 2; 
 #if KERNEL == 0
 // ---------------------------------------------------------------- the row in registers
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps; everything is aligned for vectors.
-extern "C" __global__ void __launch_bounds__(640) norm_fwd_row(const Args a) {
+extern "C" __global__ void __launch_bounds__(768) norm_fwd_row(const Args a) {
   __shared__ float part[2][32];
   __shared__ Pair part2[32];
   const auto barrier = [] { __syncthreads(); };
@@ -108,21 +108,13 @@ extern "C" __global__ void __launch_bounds__(640) norm_fwd_row(const Args a) {
   const bool fp8 = is_fp8(a.y_dt);
   const i64 y_stride = a.ldy * element_size(a.y_dt);
   u32 amax = 0, turn = 0;
-  Vec16 next[SLOTS];
-  const auto fetch = [&](i64 row) {
+  for (i64 row = blockIdx.x * per_block + (alone ? warp : 0); row < a.rows; row += gridDim.x * per_block, turn ^= 1) {
     const TX *x = a.x + row * a.ldx;
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i)
-      if (row < a.rows && i * T + t < vectors) next[i] = ld16_stream(x + (i * T + t) * N);
-  };
-  const i64 first = blockIdx.x * per_block + (alone ? warp : 0), step = gridDim.x * per_block;
-  fetch(first);
-  for (i64 row = first; row < a.rows; row += step, turn ^= 1) {
     Vec16 v[SLOTS];
     float f[N];
 #pragma unroll
-    for (int i = 0; i < SLOTS; ++i) v[i] = next[i];
-    fetch(row + step);
+    for (int i = 0; i < SLOTS; ++i)
+      if (i * T + t < vectors) v[i] = ld16_stream(x + (i * T + t) * N);
     float sum = 0.0f, squares = 0.0f, centre = 0.0f;
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i)

@@ -63,9 +63,7 @@ pub(super) fn variants() -> Vec<Variant> {
 // ---------------------------------------------------------------- forward
 
 /// Most threads of `norm_fwd_row`, its vectors per thread, and rows per block where one warp has a row.
-const ROW_THREADS: u64 = 640;
-/// Threads of such blocks that a multiprocessor holds at their number of registers: each block walks over many rows.
-const ROW_RESIDENT_THREADS: u64 = 640;
+const ROW_THREADS: u64 = 768;
 const ROW_SLOTS: u64 = 4;
 const ROWS_PER_BLOCK: u64 = 4;
 
@@ -151,17 +149,13 @@ fn forward_plan(a: &NormFwdArgs, vectors: bool, multiprocessors: u32) -> (Forwar
     let (rows, cols, n) = (a.x.rows as u64, a.x.cols as u64, vector(a.x.dtype));
     let most = (u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR).min(MAX_GRID_X);
     let grid = |per_block: u64| [rows.div_ceil(per_block).clamp(1, most) as u32, 1, 1];
-    let resident = |per_block: u64, warps: u64| {
-        let blocks = u64::from(multiprocessors) * (ROW_RESIDENT_THREADS / (32 * warps)).max(1);
-        [rows.div_ceil(per_block).clamp(1, blocks.min(MAX_GRID_X)) as u32, 1, 1]
-    };
     if !vectors {
         return (Forward::Loop, Launch::new(grid(1), threads(cols.div_ceil(4), 512)), 0);
     }
     let warps = (cols / n).div_ceil(32 * ROW_SLOTS);
     match warps {
-        0 | 1 => (Forward::Row, Launch::new(resident(ROWS_PER_BLOCK, ROWS_PER_BLOCK), 32 * ROWS_PER_BLOCK as u32), 1),
-        w if w * 32 <= ROW_THREADS => (Forward::Row, Launch::new(resident(1, w), w as u32 * 32), w as i32),
+        0 | 1 => (Forward::Row, Launch::new(grid(ROWS_PER_BLOCK), 32 * ROWS_PER_BLOCK as u32), 1),
+        w if w * 32 <= ROW_THREADS => (Forward::Row, Launch::new(grid(1), w as u32 * 32), w as i32),
         _ => (Forward::LoopVector, Launch::new(grid(1), 512), 0),
     }
 }

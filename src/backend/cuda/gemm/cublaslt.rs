@@ -191,6 +191,10 @@ pub(super) fn serves(arch: i32, p: &Problem) -> bool {
     if p.beta != 0.0 && p.c_dtype != d {
         return false;
     }
+    // It rounds to a 16-bit D before it adds beta C, and again in between where there is a bias.
+    if p.beta != 0.0 && !p.bias.is_null() && d.size() == 2 {
+        return false;
+    }
     if a.is_fp8() {
         let k_major = p.a.k_major && p.b.k_major;
         let multiples = [p.k, p.n, p.a.ld, p.b.ld].iter().all(|v| v % 16 == 0);
