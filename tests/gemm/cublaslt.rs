@@ -100,7 +100,7 @@ fn random_case(rng: &mut StdRng) -> Case {
     case.beta = if rng.random() { 0.0 } else { rng.random_range(0.1f32..2.0) };
     (case.c, case.c_is_d) = (d, rng.random());
     (case.pad, case.offset) = (rng.random_range(0..3) * unit, rng.random_range(0..5) * unit);
-    if rng.random() {
+    if (case.beta == 0.0 || d == DType::F32) && rng.random() {
         case.bias = Some((if fp8 && d == DType::F32 { DType::Bf16 } else { d }, 0));
     }
     case
@@ -136,6 +136,9 @@ fn inside() {
     let mut bias = plain(64);
     bias.bias = Some((DType::F32, 0));
     assert_eq!(products(|| call_only(&ctx, &bias, &mut rng).unwrap()), 0);
+    let mut bias_and_c = plain(64);
+    (bias_and_c.d, bias_and_c.c, bias_and_c.bias, bias_and_c.beta) = (DType::Bf16, DType::Bf16, Some((DType::Bf16, 0)), 1.0);
+    assert_eq!(products(|| call_only(&ctx, &bias_and_c, &mut rng).unwrap()), 0);
 
     choices(&ctx, &plain(128), &mut rng);
 
