@@ -136,9 +136,6 @@ fn inside() {
     let mut bias = plain(64);
     bias.bias = Some((DType::F32, 0));
     assert_eq!(products(|| call_only(&ctx, &bias, &mut rng).unwrap()), 0);
-    let mut bias_and_c = plain(64);
-    (bias_and_c.d, bias_and_c.c, bias_and_c.bias, bias_and_c.beta) = (DType::Bf16, DType::Bf16, Some((DType::Bf16, 0)), 1.0);
-    assert_eq!(products(|| call_only(&ctx, &bias_and_c, &mut rng).unwrap()), 0);
 
     choices(&ctx, &plain(128), &mut rng);
 

@@ -403,7 +403,7 @@ mod tests {
             assert!(!asked(90, E5m2, d, |_| {}), "a pair that tensor cores lack");
         }
         assert!(!asked(90, E4m3, E4m3, |_| {}), "FP8 output");
-        let not_fp8: [fn(&mut GemmArgs); 8] = [
+        let not_fp8: [fn(&mut GemmArgs); 9] = [
             |g| g.a.data.0 += 8,
             |g| g.a.ld = 72,
             |g| g.d.ld = 36,
@@ -411,6 +411,7 @@ mod tests {
             |g| (g.bias, g.bias_dtype) = (Ptr(256), F32),
             |g| (g.bias, g.bias_dtype) = (Ptr(258), Bf16),
             |g| (g.beta, g.c) = (1.0, Some(TensorView { dtype: F32, ..g.d })),
+            |g| (g.beta, g.c, g.bias, g.bias_dtype) = (1.0, Some(g.d), Ptr(256), Bf16),
             |g| g.alpha = 0.0,
         ];
         for (i, change) in not_fp8.into_iter().enumerate() {
