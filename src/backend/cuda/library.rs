@@ -9,7 +9,7 @@ use std::{
 };
 
 /// An open shared library; never closed (functions of it are held by tables that live as long as the process).
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Library {
     handle: *mut c_void,
     name: String,
@@ -119,8 +119,20 @@ fn open_in(folder: &Path, wanted: &Wanted) -> Option<Library> {
     None
 }
 
-/// Finds a library in the order of this file's head.
+/// Finds a library in the order of this file's head. What was found once stays what is found: there is one of each in a process.
 pub(crate) fn find(wanted: &Wanted, given: &[PathBuf]) -> Option<Library> {
+    static FOUND: Mutex<Vec<(&str, Library)>> = Mutex::new(Vec::new());
+    let mut found = FOUND.lock().unwrap_or_else(|e| e.into_inner());
+    let kind = wanted.names[0];
+    if let Some((_, l)) = found.iter().find(|(k, _)| *k == kind) {
+        return Some(l.clone());
+    }
+    let library = search(wanted, given)?;
+    found.push((kind, library.clone()));
+    Some(library)
+}
+
+fn search(wanted: &Wanted, given: &[PathBuf]) -> Option<Library> {
     let names: Vec<CString> = wanted.names.iter().filter_map(|n| CString::new(*n).ok()).collect();
     if let Some(l) = names.iter().find_map(|n| Library::open(n, libc::RTLD_NOW | libc::RTLD_NOLOAD)) {
         note(format!("{}: already loaded", l.name()));
