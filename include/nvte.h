@@ -774,7 +774,7 @@ nvte_status_t nvte_fp8_transpose(nvte_context_t ctx,
                                  nvte_stream_t stream);
 
 // The product of FP8 operands, E4M3 and E5M2 in any pair, accumulated in f32 or as the tensor core does (args.accumulate), the bias
-// added in f32 after scaling, rounded once (with beta != 0 and a 16-bit D, cuBLASLt rounds the product before it adds beta * C).
+// added in f32 after scaling, rounded once.
 //
 // Shapes: see nvte_gemm_args_t; any M, N, K >= 0; with K = 0 the result is bias + beta * C. Units: sizes and strides in elements.
 // Pointers: args and the tensors it names are host structs; data, slots, bias and workspace are on the device; alpha and beta are host

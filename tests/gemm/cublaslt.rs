@@ -97,10 +97,10 @@ fn random_case(rng: &mut StdRng) -> Case {
     };
     (case.layout_a, case.layout_b) = (layout(), layout());
     case.alpha = rng.random_range(0.1f32..2.0);
-    case.beta = if rng.random() { 0.0 } else { rng.random_range(0.1f32..2.0) };
+    case.beta = if d != DType::F32 || rng.random() { 0.0 } else { rng.random_range(0.1f32..2.0) };
     (case.c, case.c_is_d) = (d, rng.random());
     (case.pad, case.offset) = (rng.random_range(0..3) * unit, rng.random_range(0..5) * unit);
-    if (case.beta == 0.0 || d == DType::F32) && rng.random() {
+    if (fp8 || d == DType::F32) && rng.random() {
         case.bias = Some((if fp8 && d == DType::F32 { DType::Bf16 } else { d }, 0));
     }
     case

@@ -89,7 +89,7 @@ pub struct OwnArgs {
     pub fast_accumulate: bool,
     /// Base a multiple of 16.
     pub workspace: Ptr,
-    /// At least what [`workspace`] says.
+    /// At least what the workspace query says.
     pub workspace_bytes: u64,
     /// For tests: this kernel instead of the chosen one. An error where it cannot do it.
     pub force: Option<OwnKernel>,
