@@ -258,7 +258,7 @@ typedef struct nvte_capability_t {
   int32_t multiprocessors;
   // 1: FP8 conversion in hardware; 0: in software, same bits.
   int32_t fp8_cast_hardware;
-  // 1: FP8 products on tensor cores; 0: codes are decoded and multiplied in bf16 (CUDA) or f32 (CPU).
+  // 1: FP8 products on tensor cores; 0: codes are decoded and multiplied in f16 (CUDA) or f32 (CPU).
   int32_t fp8_gemm_hardware;
   // 1: the hardware multiplies FP8 only with both operands K-major; other layouts go another way.
   int32_t fp8_gemm_k_major_only;

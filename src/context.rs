@@ -68,7 +68,7 @@ pub struct Capability {
     pub multiprocessors: i32,
     /// FP8 conversion in hardware (sm_89 and newer).
     pub fp8_cast_hardware: bool,
-    /// FP8 matrix product on tensor cores (sm_89 and newer); otherwise FP8 is decoded and multiplied in bf16 (CUDA) or f32 (CPU).
+    /// FP8 matrix product on tensor cores (sm_89 and newer); otherwise FP8 is decoded and multiplied in f16 (CUDA) or f32 (CPU).
     pub fp8_gemm_hardware: bool,
     /// Both FP8 operands must be K-major in hardware (the library's layers then keep transposed copies).
     pub fp8_gemm_k_major_only: bool,

@@ -70,7 +70,7 @@ pub struct nvte_capability_t {
     pub multiprocessors: i32,
     /// 1: FP8 conversion in hardware; 0: in software, same bits.
     pub fp8_cast_hardware: i32,
-    /// 1: FP8 products on tensor cores; 0: codes are decoded and multiplied in bf16 (CUDA) or f32 (CPU).
+    /// 1: FP8 products on tensor cores; 0: codes are decoded and multiplied in f16 (CUDA) or f32 (CPU).
     pub fp8_gemm_hardware: i32,
     /// 1: the hardware multiplies FP8 only with both operands K-major; other layouts go another way.
     pub fp8_gemm_k_major_only: i32,
