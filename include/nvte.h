@@ -229,6 +229,45 @@ typedef struct nvte_api_t nvte_api_t;
 // Nothing is applied to the result. Numbers 1 to 6 are kept for activations and refused for now.
 #define NVTE_EPILOGUE_NONE 0
 
+// No FP8: products run in the layer's type.
+#define NVTE_RECIPE_NONE 0
+
+// Delayed scaling: casts read scale and record amaxes in live; nvte_scaling_update makes new scales.
+#define NVTE_RECIPE_DELAYED 1
+
+// Current scaling: each cast takes the scale from its own tensor's amax.
+#define NVTE_RECIPE_CURRENT 2
+
+// E4M3 forward, E5M2 for gradients.
+#define NVTE_FORMAT_HYBRID 0
+
+// E4M3 everywhere.
+#define NVTE_FORMAT_E4M3 1
+
+// Backward will be asked for the gradient of x.
+#define NVTE_LAYER_NEEDS_DX 1
+
+// Backward will be asked for the gradient of the first weight, or of its bias where another product follows.
+#define NVTE_LAYER_NEEDS_DW 2
+
+// Backward will be asked for the gradient of the second weight.
+#define NVTE_LAYER_NEEDS_DW2 4
+
+// Backward will be asked for the gradient of gamma or beta.
+#define NVTE_LAYER_NEEDS_DNORM 8
+
+// Backward adds to what the weights' gradients hold.
+#define NVTE_LAYER_ACCUMULATE_DW 16
+
+// Products run without FP8, and the amaxes of their operands are recorded. Needs a recipe.
+#define NVTE_LAYER_CALIBRATE 32
+
+// Weights were replaced (loaded, made new): their cast takes its scale from their own amax.
+#define NVTE_LAYER_WEIGHT_SCALE_DUE 64
+
+// With NVTE_LAYER_WEIGHT_SCALE_DUE: that scale is written to the weight's slot, and the amax recorded.
+#define NVTE_LAYER_WEIGHT_SCALE_KEEP 128
+
 // The amax of a period is the largest of its window.
 #define NVTE_AMAX_MAX 0
 
@@ -237,6 +276,9 @@ typedef struct nvte_api_t nvte_api_t;
 
 // Opaque: one device and its caches.
 typedef struct nvte_context nvte_context;
+
+// Opaque: the description of a layer.
+typedef struct nvte_layer nvte_layer;
 
 // Result of every function: 0, or an NVTE_ERROR_* number. Numbers are append-only.
 typedef int32_t nvte_status_t;
@@ -436,6 +478,414 @@ typedef struct nvte_gemm_args_t {
   // Its size, at least what nvte_gemm_workspace says.
   uint64_t workspace_bytes;
 } nvte_gemm_args_t;
+
+// What all layers are described by. Zero-initialise it and set struct_size, types and sizes.
+typedef struct nvte_layer_config_t {
+  // sizeof(nvte_layer_config_t).
+  uint32_t struct_size;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16: x, y, dy and dx.
+  int32_t dtype;
+  // The same: weights, biases, gamma, beta and the gradients of all but the weights. Where products run without FP8 it must be dtype.
+  int32_t param_dtype;
+  // NVTE_RECIPE_NONE, NVTE_RECIPE_DELAYED or NVTE_RECIPE_CURRENT.
+  int32_t recipe;
+  // NVTE_FORMAT_HYBRID or NVTE_FORMAT_E4M3.
+  int32_t format;
+  // Current scaling, and delayed scaling for replaced weights: scales are divided by 2^margin.
+  int32_t margin;
+  // Likewise: floor of the amax.
+  float epsilon;
+  // Likewise: 1 rounds scales down to powers of two.
+  int32_t power_of_two;
+  // Accumulation of fprop: NVTE_ACCUMULATE_FAST or NVTE_ACCUMULATE_PRECISE; 0: the default, fast.
+  int32_t accumulate_fprop;
+  // Of dgrad; 0: the default, precise.
+  int32_t accumulate_dgrad;
+  // Of wgrad; 0: the default, precise.
+  int32_t accumulate_wgrad;
+  // 1: RMSNorm. 0: LayerNorm. Linear: 0.
+  int32_t rmsnorm;
+  // 1: the norm's weight is 1 + gamma. Linear: 0.
+  int32_t zero_centered_gamma;
+  // NVTE_ACTIVATION_*; looked at only for the MLP.
+  int32_t activation;
+  // Added to the variance. Linear: 0.
+  float eps;
+  // 0.
+  uint32_t reserved;
+  // Features of x (hidden size).
+  int64_t in_features;
+  // Features of y. The MLP: in_features, or 0 for it.
+  int64_t out_features;
+  // The MLP: features behind the activation; fc1_weight has twice as many rows where the activation is gated. Others: 0.
+  int64_t ffn_features;
+} nvte_layer_config_t;
+
+// A layer's description, immutable, shared by all equal layers, threads and streams. Ended by nvte_layer_destroy; lives on its own when
+// the context it was made with is destroyed.
+typedef struct nvte_layer *nvte_layer_t;
+
+// FP8 copies of a layer's weights, in memory of the caller's. The struct lies on the host; calls read and write valid.
+typedef struct nvte_weight_cache_t {
+  // sizeof(nvte_weight_cache_t).
+  uint32_t struct_size;
+  // Two bits per weight, row-wise and transposed: which copies are filled. Set it to 0 when a weight has changed.
+  uint32_t valid;
+  // Device memory, aligned to 16 bytes.
+  void *data;
+  // Its size, at least what nvte_layer_sizes says.
+  uint64_t bytes;
+} nvte_weight_cache_t;
+
+// Arguments of nvte_linear_fwd. Zero-initialise it; every row stride of a present matrix counts elements and is at least its row.
+typedef struct nvte_linear_fwd_args_t {
+  // sizeof(nvte_linear_fwd_args_t).
+  uint32_t struct_size;
+  // NVTE_LAYER_*.
+  uint32_t flags;
+  // Rows of x.
+  int64_t tokens;
+  // What backward will read: device memory, aligned to 16 bytes; NULL where the flags need nothing.
+  void *saved;
+  // Its size.
+  uint64_t saved_bytes;
+  // Device memory for this call alone, aligned to 16 bytes.
+  void *workspace;
+  // Its size.
+  uint64_t workspace_bytes;
+  // Device: the layer's slots that record amaxes; NULL: nothing is recorded.
+  float *live;
+  // Device: the layer's scales; written only for replaced weights; NULL: 1.
+  float *scale;
+  // Host: FP8 copies of the weights; NULL: they are made for this call.
+  nvte_weight_cache_t *weight_cache;
+  // Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
+  const uint32_t *skip_refresh;
+  // Device: [tokens, in_features], row stride ldx in elements.
+  const void *x;
+  // Its row stride.
+  int64_t ldx;
+  // Device: [out_features, in_features].
+  const void *weight;
+  // Its row stride in elements.
+  int64_t ldw;
+  // Device: [out_features]; NULL: none.
+  const void *bias;
+  // Device: [tokens, out_features].
+  void *y;
+  // Its row stride in elements.
+  int64_t ldy;
+} nvte_linear_fwd_args_t;
+
+// Arguments of nvte_linear_bwd. Flags, tokens and weight_cache are those of the forward call; NVTE_LAYER_ACCUMULATE_DW may be added.
+typedef struct nvte_linear_bwd_args_t {
+  // sizeof(nvte_linear_bwd_args_t).
+  uint32_t struct_size;
+  // NVTE_LAYER_*.
+  uint32_t flags;
+  // Rows of x.
+  int64_t tokens;
+  // What backward will read: device memory, aligned to 16 bytes; NULL where the flags need nothing.
+  const void *saved;
+  // Its size.
+  uint64_t saved_bytes;
+  // Device memory for this call alone, aligned to 16 bytes.
+  void *workspace;
+  // Its size.
+  uint64_t workspace_bytes;
+  // Device: the layer's slots that record amaxes; NULL: nothing is recorded.
+  float *live;
+  // Device: the layer's scales; written only for replaced weights; NULL: 1.
+  float *scale;
+  // Host: FP8 copies of the weights; NULL: they are made for this call with the scale that forward used.
+  nvte_weight_cache_t *weight_cache;
+  // Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
+  const uint32_t *skip_refresh;
+  // Device: [tokens, out_features].
+  const void *dy;
+  // Its row stride in elements.
+  int64_t lddy;
+  // Device: as in forward; with FP8 it is not read.
+  const void *x;
+  // Its row stride in elements.
+  int64_t ldx;
+  // Device: as in forward.
+  const void *weight;
+  // Its row stride in elements.
+  int64_t ldw;
+  // Device: receives the gradient of x [tokens, in_features]; not NULL where the flags ask for it.
+  void *dx;
+  // Its row stride in elements.
+  int64_t lddx;
+  // Device: receives the gradient of weight, of dw_dtype; NULL: not wanted.
+  void *dw;
+  // Its row stride in elements.
+  int64_t lddw;
+  // Device: receives the gradient of bias; NULL: not wanted.
+  void *db;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16: type of the weights' gradients.
+  int32_t dw_dtype;
+  // 0.
+  uint32_t reserved;
+} nvte_linear_bwd_args_t;
+
+// Arguments of nvte_layernorm_linear_fwd. Zero-initialise it; every row stride of a present matrix counts elements and is at least its row.
+typedef struct nvte_layernorm_linear_fwd_args_t {
+  // sizeof(nvte_layernorm_linear_fwd_args_t).
+  uint32_t struct_size;
+  // NVTE_LAYER_*.
+  uint32_t flags;
+  // Rows of x.
+  int64_t tokens;
+  // What backward will read: device memory, aligned to 16 bytes; NULL where the flags need nothing.
+  void *saved;
+  // Its size.
+  uint64_t saved_bytes;
+  // Device memory for this call alone, aligned to 16 bytes.
+  void *workspace;
+  // Its size.
+  uint64_t workspace_bytes;
+  // Device: the layer's slots that record amaxes; NULL: nothing is recorded.
+  float *live;
+  // Device: the layer's scales; written only for replaced weights; NULL: 1.
+  float *scale;
+  // Host: FP8 copies of the weights; NULL: they are made for this call.
+  nvte_weight_cache_t *weight_cache;
+  // Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
+  const uint32_t *skip_refresh;
+  // Device: [tokens, in_features], row stride ldx in elements.
+  const void *x;
+  // Its row stride.
+  int64_t ldx;
+  // Device: [in_features]; NULL: 1.
+  const void *gamma;
+  // Device: [in_features]; NULL: 0. RMSNorm: NULL.
+  const void *beta;
+  // Device: [out_features, in_features].
+  const void *weight;
+  // Its row stride in elements.
+  int64_t ldw;
+  // Device: [out_features]; NULL: none.
+  const void *bias;
+  // Device: [tokens, out_features].
+  void *y;
+  // Its row stride in elements.
+  int64_t ldy;
+  // Device: receives the norm's output [tokens, in_features]; NULL: not wanted.
+  void *norm_out;
+  // Its row stride in elements.
+  int64_t ld_norm_out;
+} nvte_layernorm_linear_fwd_args_t;
+
+// Arguments of nvte_layernorm_linear_bwd. Flags, tokens and weight_cache are those of the forward call; NVTE_LAYER_ACCUMULATE_DW may be added.
+typedef struct nvte_layernorm_linear_bwd_args_t {
+  // sizeof(nvte_layernorm_linear_bwd_args_t).
+  uint32_t struct_size;
+  // NVTE_LAYER_*.
+  uint32_t flags;
+  // Rows of x.
+  int64_t tokens;
+  // What backward will read: device memory, aligned to 16 bytes; NULL where the flags need nothing.
+  const void *saved;
+  // Its size.
+  uint64_t saved_bytes;
+  // Device memory for this call alone, aligned to 16 bytes.
+  void *workspace;
+  // Its size.
+  uint64_t workspace_bytes;
+  // Device: the layer's slots that record amaxes; NULL: nothing is recorded.
+  float *live;
+  // Device: the layer's scales; written only for replaced weights; NULL: 1.
+  float *scale;
+  // Host: FP8 copies of the weights; NULL: they are made for this call with the scale that forward used.
+  nvte_weight_cache_t *weight_cache;
+  // Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
+  const uint32_t *skip_refresh;
+  // Device: [tokens, out_features].
+  const void *dy;
+  // Its row stride in elements.
+  int64_t lddy;
+  // Device: as in forward.
+  const void *x;
+  // Its row stride in elements.
+  int64_t ldx;
+  // Device: as in forward.
+  const void *gamma;
+  // Device: as in forward.
+  const void *weight;
+  // Its row stride in elements.
+  int64_t ldw;
+  // Device: a gradient that reached norm_out by itself, [tokens, in_features]; NULL: none.
+  const void *dnorm_out;
+  // Its row stride in elements.
+  int64_t ld_dnorm_out;
+  // Device: receives the gradient of x [tokens, in_features]; not NULL where the flags ask for it.
+  void *dx;
+  // Its row stride in elements.
+  int64_t lddx;
+  // Device: receives [in_features]; NULL: not wanted.
+  void *dgamma;
+  // Device: receives [in_features]; NULL: not wanted. RMSNorm: NULL.
+  void *dbeta;
+  // Device: receives the gradient of weight, of dw_dtype; NULL: not wanted.
+  void *dw;
+  // Its row stride in elements.
+  int64_t lddw;
+  // Device: receives the gradient of bias; NULL: not wanted.
+  void *db;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16: type of the weights' gradients.
+  int32_t dw_dtype;
+  // 0.
+  uint32_t reserved;
+} nvte_layernorm_linear_bwd_args_t;
+
+// Arguments of nvte_layernorm_mlp_fwd. Zero-initialise it; every row stride of a present matrix counts elements and is at least its row.
+typedef struct nvte_layernorm_mlp_fwd_args_t {
+  // sizeof(nvte_layernorm_mlp_fwd_args_t).
+  uint32_t struct_size;
+  // NVTE_LAYER_*.
+  uint32_t flags;
+  // Rows of x.
+  int64_t tokens;
+  // What backward will read: device memory, aligned to 16 bytes; NULL where the flags need nothing.
+  void *saved;
+  // Its size.
+  uint64_t saved_bytes;
+  // Device memory for this call alone, aligned to 16 bytes.
+  void *workspace;
+  // Its size.
+  uint64_t workspace_bytes;
+  // Device: the layer's slots that record amaxes; NULL: nothing is recorded.
+  float *live;
+  // Device: the layer's scales; written only for replaced weights; NULL: 1.
+  float *scale;
+  // Host: FP8 copies of the weights; NULL: they are made for this call.
+  nvte_weight_cache_t *weight_cache;
+  // Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
+  const uint32_t *skip_refresh;
+  // Device: [tokens, in_features], row stride ldx in elements.
+  const void *x;
+  // Its row stride.
+  int64_t ldx;
+  // Device: [in_features]; NULL: 1.
+  const void *gamma;
+  // Device: [in_features]; NULL: 0. RMSNorm: NULL.
+  const void *beta;
+  // Device: [ffn_features, in_features], or [2 * ffn_features, in_features] where gated.
+  const void *fc1_weight;
+  // Its row stride in elements.
+  int64_t ld_fc1_weight;
+  // Device: one element per row of fc1_weight; NULL: none.
+  const void *fc1_bias;
+  // Device: [in_features, ffn_features].
+  const void *fc2_weight;
+  // Its row stride in elements.
+  int64_t ld_fc2_weight;
+  // Device: [in_features]; NULL: none.
+  const void *fc2_bias;
+  // Device: [tokens, out_features].
+  void *y;
+  // Its row stride in elements.
+  int64_t ldy;
+  // Device: receives the norm's output [tokens, in_features]; NULL: not wanted.
+  void *norm_out;
+  // Its row stride in elements.
+  int64_t ld_norm_out;
+} nvte_layernorm_mlp_fwd_args_t;
+
+// Arguments of nvte_layernorm_mlp_bwd. Flags, tokens and weight_cache are those of the forward call; NVTE_LAYER_ACCUMULATE_DW may be added.
+typedef struct nvte_layernorm_mlp_bwd_args_t {
+  // sizeof(nvte_layernorm_mlp_bwd_args_t).
+  uint32_t struct_size;
+  // NVTE_LAYER_*.
+  uint32_t flags;
+  // Rows of x.
+  int64_t tokens;
+  // What backward will read: device memory, aligned to 16 bytes; NULL where the flags need nothing.
+  const void *saved;
+  // Its size.
+  uint64_t saved_bytes;
+  // Device memory for this call alone, aligned to 16 bytes.
+  void *workspace;
+  // Its size.
+  uint64_t workspace_bytes;
+  // Device: the layer's slots that record amaxes; NULL: nothing is recorded.
+  float *live;
+  // Device: the layer's scales; written only for replaced weights; NULL: 1.
+  float *scale;
+  // Host: FP8 copies of the weights; NULL: they are made for this call with the scale that forward used.
+  nvte_weight_cache_t *weight_cache;
+  // Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
+  const uint32_t *skip_refresh;
+  // Device: [tokens, out_features].
+  const void *dy;
+  // Its row stride in elements.
+  int64_t lddy;
+  // Device: as in forward.
+  const void *x;
+  // Its row stride in elements.
+  int64_t ldx;
+  // Device: as in forward.
+  const void *gamma;
+  // Device: as in forward.
+  const void *fc1_weight;
+  // Its row stride in elements.
+  int64_t ld_fc1_weight;
+  // Device: as in forward.
+  const void *fc2_weight;
+  // Its row stride in elements.
+  int64_t ld_fc2_weight;
+  // Device: a gradient that reached norm_out by itself, [tokens, in_features]; NULL: none.
+  const void *dnorm_out;
+  // Its row stride in elements.
+  int64_t ld_dnorm_out;
+  // Device: receives the gradient of x [tokens, in_features]; not NULL where the flags ask for it.
+  void *dx;
+  // Its row stride in elements.
+  int64_t lddx;
+  // Device: receives [in_features]; NULL: not wanted.
+  void *dgamma;
+  // Device: receives [in_features]; NULL: not wanted. RMSNorm: NULL.
+  void *dbeta;
+  // Device: receives the gradient of fc1_weight, of dw_dtype; NULL: not wanted.
+  void *dfc1_weight;
+  // Its row stride in elements.
+  int64_t ld_dfc1_weight;
+  // Device: receives the gradient of fc1_bias; NULL: not wanted.
+  void *dfc1_bias;
+  // Device: receives the gradient of fc2_weight, of dw_dtype; NULL: not wanted.
+  void *dfc2_weight;
+  // Its row stride in elements.
+  int64_t ld_dfc2_weight;
+  // Device: receives the gradient of fc2_bias; NULL: not wanted.
+  void *dfc2_bias;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16: type of the weights' gradients.
+  int32_t dw_dtype;
+  // 0.
+  uint32_t reserved;
+} nvte_layernorm_mlp_bwd_args_t;
+
+// Sizes that a layer asks for: bytes are per_token * tokens + fixed, an upper bound for every number of tokens.
+typedef struct nvte_layer_sizes_t {
+  // sizeof(nvte_layer_sizes_t), set by the caller.
+  uint32_t struct_size;
+  // Consecutive scaling slots: x, w, dy; the MLP: x1, w1, x2, w2, dy2, dy1.
+  uint32_t slots;
+  // What forward leaves for backward.
+  uint64_t saved_per_token;
+  // What forward leaves for backward, whatever the number of tokens.
+  uint64_t saved_fixed;
+  // Forward's workspace.
+  uint64_t forward_workspace_per_token;
+  // Forward's workspace.
+  uint64_t forward_workspace_fixed;
+  // Backward's workspace.
+  uint64_t backward_workspace_per_token;
+  // Backward's workspace.
+  uint64_t backward_workspace_fixed;
+  // FP8 copies of the weights, both layouts.
+  uint64_t weight_cache;
+} nvte_layer_sizes_t;
 
 // Arguments of nvte_layernorm_fwd and nvte_rmsnorm_fwd.
 //
@@ -842,6 +1292,134 @@ nvte_status_t nvte_gemm_plans_export(nvte_context_t ctx, char *buffer, size_t si
 // NVTE_ERROR_INVALID_VALUE for a line that is none.
 nvte_status_t nvte_gemm_plans_import(nvte_context_t ctx, const char *text);
 
+// Describes a Linear layer: y = x W^T + b.
+//
+// Shapes: see nvte_layer_config_t. Units: features. Pointers: host. Alignment: natural. Aliasing: none. Stream order: none. Determinism: not
+// applicable. Cheap; equal layers may share one handle.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED. On an error *layer is not written.
+nvte_status_t nvte_linear_create(nvte_context_t ctx,
+                                 const nvte_layer_config_t *config,
+                                 nvte_layer_t *layer);
+
+// Forward pass of a Linear layer: y = x W^T + b, casts included.
+//
+// Shapes: see the struct; any number of tokens and features. Units: sizes and strides in elements. Pointers: structs are on the host, all data
+// on the device. Alignment: that of the element type (16 bytes for bases and row strides are faster); saved, workspace and the cache's data
+// 16 bytes. Aliasing: outputs must not overlap inputs or each other. Stream order: enqueued on stream, nothing waits. Determinism: the same
+// bits at each call with the same arguments.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_NOT_CAPTURABLE,
+// NVTE_ERROR_CUBLASLT.
+nvte_status_t nvte_linear_fwd(nvte_layer_t layer,
+                              const nvte_linear_fwd_args_t *args,
+                              nvte_stream_t stream);
+
+// Backward pass of a Linear layer: y = x W^T + b. Reads saved and never writes it.
+//
+// Shapes: see the struct. Units: as nvte_linear_fwd. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
+// Determinism: the same.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_NOT_CAPTURABLE,
+// NVTE_ERROR_CUBLASLT.
+nvte_status_t nvte_linear_bwd(nvte_layer_t layer,
+                              const nvte_linear_bwd_args_t *args,
+                              nvte_stream_t stream);
+
+// Describes a norm and a Linear layer: y = norm(x) W^T + b.
+//
+// Shapes: see nvte_layer_config_t. Units: features. Pointers: host. Alignment: natural. Aliasing: none. Stream order: none. Determinism: not
+// applicable. Cheap; equal layers may share one handle.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED. On an error *layer is not written.
+nvte_status_t nvte_layernorm_linear_create(nvte_context_t ctx,
+                                           const nvte_layer_config_t *config,
+                                           nvte_layer_t *layer);
+
+// Forward pass of a norm and a Linear layer: y = norm(x) W^T + b, casts included.
+//
+// Shapes: see the struct. Units: as nvte_linear_fwd. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
+// Determinism: the same.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_NOT_CAPTURABLE,
+// NVTE_ERROR_CUBLASLT.
+nvte_status_t nvte_layernorm_linear_fwd(nvte_layer_t layer,
+                                        const nvte_layernorm_linear_fwd_args_t *args,
+                                        nvte_stream_t stream);
+
+// Backward pass of a norm and a Linear layer: y = norm(x) W^T + b. Reads saved and never writes it.
+//
+// Shapes: see the struct. Units: as nvte_linear_fwd. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
+// Determinism: the same.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_NOT_CAPTURABLE,
+// NVTE_ERROR_CUBLASLT.
+nvte_status_t nvte_layernorm_linear_bwd(nvte_layer_t layer,
+                                        const nvte_layernorm_linear_bwd_args_t *args,
+                                        nvte_stream_t stream);
+
+// Describes a norm and an MLP: y = act(norm(x) W1^T + b1) W2^T + b2.
+//
+// Shapes: see nvte_layer_config_t. Units: features. Pointers: host. Alignment: natural. Aliasing: none. Stream order: none. Determinism: not
+// applicable. Cheap; equal layers may share one handle.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED. On an error *layer is not written.
+nvte_status_t nvte_layernorm_mlp_create(nvte_context_t ctx,
+                                        const nvte_layer_config_t *config,
+                                        nvte_layer_t *layer);
+
+// Forward pass of a norm and an MLP: y = act(norm(x) W1^T + b1) W2^T + b2, casts included.
+//
+// Shapes: see the struct. Units: as nvte_linear_fwd. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
+// Determinism: the same.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_NOT_CAPTURABLE,
+// NVTE_ERROR_CUBLASLT.
+nvte_status_t nvte_layernorm_mlp_fwd(nvte_layer_t layer,
+                                     const nvte_layernorm_mlp_fwd_args_t *args,
+                                     nvte_stream_t stream);
+
+// Backward pass of a norm and an MLP: y = act(norm(x) W1^T + b1) W2^T + b2. Reads saved and never writes it.
+//
+// Shapes: see the struct. Units: as nvte_linear_fwd. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
+// Determinism: the same.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_NOT_CAPTURABLE,
+// NVTE_ERROR_CUBLASLT.
+nvte_status_t nvte_layernorm_mlp_bwd(nvte_layer_t layer,
+                                     const nvte_layernorm_mlp_bwd_args_t *args,
+                                     nvte_stream_t stream);
+
+// Sizes of the memory that calls with these flags need, and the number of scaling slots.
+//
+// Shapes: none. Units: bytes, per token and fixed. Pointers: sizes is on the host, its struct_size set. Alignment: natural. Aliasing: none.
+// Stream order: none. Determinism: the same for one device and version of the library.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE.
+nvte_status_t nvte_layer_sizes(nvte_layer_t layer, uint32_t flags, nvte_layer_sizes_t *sizes);
+
+// Ends a layer's handle. NULL is accepted. Calls of other threads that use it finish.
+//
+// Shapes: none. Units: none. Pointers: host handle. Alignment: none. Aliasing: none. Stream order: none. Determinism: not applicable.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE for one already destroyed.
+nvte_status_t nvte_layer_destroy(nvte_layer_t layer);
+
 // LayerNorm, row by row: y = (x - mean) * rsigma * weight + beta, with rsigma = 1/sqrt(var + eps).
 //
 // Shapes: x and y [rows, hidden], any rows and hidden; gamma and beta [1, hidden]; mu and rsigma [rows]. Units: sizes and strides in
@@ -952,6 +1530,17 @@ struct nvte_api_t {
   nvte_status_t (*activation_fwd)(nvte_context_t ctx, int32_t kind, const nvte_tensor_t *input, const nvte_tensor_t *output, nvte_stream_t stream);
   nvte_status_t (*activation_bwd_workspace)(nvte_context_t ctx, int32_t kind, int64_t rows, int64_t hidden, uint64_t *bytes);
   nvte_status_t (*activation_bwd)(nvte_context_t ctx, const nvte_activation_bwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*linear_create)(nvte_context_t ctx, const nvte_layer_config_t *config, nvte_layer_t *layer);
+  nvte_status_t (*linear_fwd)(nvte_layer_t layer, const nvte_linear_fwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*linear_bwd)(nvte_layer_t layer, const nvte_linear_bwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*layernorm_linear_create)(nvte_context_t ctx, const nvte_layer_config_t *config, nvte_layer_t *layer);
+  nvte_status_t (*layernorm_linear_fwd)(nvte_layer_t layer, const nvte_layernorm_linear_fwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*layernorm_linear_bwd)(nvte_layer_t layer, const nvte_layernorm_linear_bwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*layernorm_mlp_create)(nvte_context_t ctx, const nvte_layer_config_t *config, nvte_layer_t *layer);
+  nvte_status_t (*layernorm_mlp_fwd)(nvte_layer_t layer, const nvte_layernorm_mlp_fwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*layernorm_mlp_bwd)(nvte_layer_t layer, const nvte_layernorm_mlp_bwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*layer_sizes)(nvte_layer_t layer, uint32_t flags, nvte_layer_sizes_t *sizes);
+  nvte_status_t (*layer_destroy)(nvte_layer_t layer);
 };
 
 #ifdef __cplusplus

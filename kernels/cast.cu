@@ -20,6 +20,8 @@ struct CastParams {
   const In *x;
   u8 *q, *qt;
   float *scale, *scale_inv, *amax;
+  float *kept;          // receives the scale that was used
+  const u32 *skip;      // not 0 there: nothing is written
   const u32 *partials;  // current scaling: partial amaxes as bits; else null
   float *sums;          // [row tiles, cols]
   i64 ldx, ldq, ldqt, rows, cols;
@@ -37,6 +39,7 @@ DEVICE float scale_of(const CastParams &p) {
   if (!p.partials) {
     float scale = p.scale ? *p.scale : 1.0f;
     if (first && p.scale_inv) *p.scale_inv = reciprocal(scale);
+    if (first && p.kept) *p.kept = scale;
     return scale;
   }
   __shared__ float shared_scale;
@@ -51,6 +54,7 @@ DEVICE float scale_of(const CastParams &p) {
       if (p.amax) *p.amax = amax;
       if (p.scale) *p.scale = scale;
       if (p.scale_inv) *p.scale_inv = reciprocal(scale);
+      if (p.kept) *p.kept = scale;
     }
   }
   __syncthreads();
@@ -72,6 +76,7 @@ DEVICE void finish_amax(const CastParams &p, const u32 (&part)[TILE_THREADS / 32
 DEVICE u32 tile_index(const CastParams &p) { return p.partials ? gridDim.x - 1 - blockIdx.x : blockIdx.x; }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : DBIAS ? 3 : 4) cast_tile(const __grid_constant__ CastParams p) {
+  if (p.skip && *p.skip) return;
   __shared__ Vec16 shared[TILE * TILE / 16];
   __shared__ u32 part[TILE_THREADS / 32];
   u8 *tile = (u8 *)shared;
@@ -169,6 +174,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : DB
 #define ANY_COLS 64
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) cast_any(const __grid_constant__ CastParams p) {
+  if (p.skip && *p.skip) return;
   __shared__ u8 tile[TILE][ANY_COLS + 4];  // pitch of 17 words: reads down a column touch every bank once
   __shared__ u32 part[TILE_THREADS / 32];
   u32 index = tile_index(p), tx = threadIdx.x & 63, ty = threadIdx.x >> 6;

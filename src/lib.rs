@@ -24,6 +24,7 @@ mod context;
 mod debug;
 mod error;
 mod info;
+pub mod layers;
 pub mod numerics;
 pub mod ops;
 mod tensor;

@@ -36,6 +36,8 @@ pub(crate) trait Backend: Send + Sync {
     unsafe fn upload(&self, to: Ptr, bytes: &[u8]) -> Result<()>;
     unsafe fn download(&self, bytes: &mut [u8], from: Ptr) -> Result<()>;
     unsafe fn fill(&self, to: Ptr, byte: u8, bytes: usize, stream: Stream) -> Result<()>;
+    /// Zeroes `width` bytes of each of `height` rows that lie `pitch` bytes apart.
+    unsafe fn zero_2d(&self, to: Ptr, pitch: u64, width: u64, height: u64, stream: Stream) -> Result<()>;
 
     unsafe fn activation_fwd(&self, args: &ops::activation::ActivationArgs, stream: Stream) -> Result<()>;
     unsafe fn activation_bwd(&self, args: &ops::activation::ActivationBwdArgs, stream: Stream) -> Result<()>;
@@ -44,6 +46,8 @@ pub(crate) trait Backend: Send + Sync {
     fn gemm_workspace(&self, problem: &ops::gemm::Problem) -> Result<u64>;
     unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()>;
     unsafe fn gemm_prepare(&self, problem: &ops::gemm::Problem, candidates: u32, stream: Stream) -> Result<()>;
+    /// For sizes not known yet: the most scratch memory a product asks for, and whether it may also pack both operands (FP8: as f16).
+    fn gemm_scratch(&self, fp8: bool) -> (u64, bool);
     fn gemm_plans_export(&self) -> String;
     fn gemm_plans_import(&self, text: &str) -> Result<()>;
     unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()>;

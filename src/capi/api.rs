@@ -74,6 +74,17 @@ table! {
     activation::nvte_activation_fwd,
     activation::nvte_activation_bwd_workspace,
     activation::nvte_activation_bwd,
+    layers::nvte_linear_create,
+    layers::nvte_linear_fwd,
+    layers::nvte_linear_bwd,
+    layers::nvte_layernorm_linear_create,
+    layers::nvte_layernorm_linear_fwd,
+    layers::nvte_layernorm_linear_bwd,
+    layers::nvte_layernorm_mlp_create,
+    layers::nvte_layernorm_mlp_fwd,
+    layers::nvte_layernorm_mlp_bwd,
+    layers::nvte_layer_sizes,
+    layers::nvte_layer_destroy,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

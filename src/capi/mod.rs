@@ -15,6 +15,8 @@ pub mod gemm;
 mod guard;
 mod handle;
 pub mod info;
+pub mod layer_args;
+pub mod layers;
 pub mod norm;
 pub mod scaling;
 pub mod types;

@@ -35,7 +35,7 @@ impl From<&Float8CurrentScaling> for CurrentScaling {
 }
 
 impl CurrentScaling {
-    fn rule(&self, output: DType) -> Result<ScaleRule> {
+    pub(crate) fn rule(&self, output: DType) -> Result<ScaleRule> {
         check_margin(self.margin)?;
         check_epsilon(self.epsilon)?;
         Ok(ScaleRule { format_max: format_max(output), margin: self.margin, epsilon: self.epsilon, power_of_two: self.power_of_two })
@@ -95,9 +95,20 @@ pub(crate) struct CastJob {
     /// Current scaling.
     pub(crate) current: Option<ScaleRule>,
     pub(crate) dbias: Option<BiasGradient>,
+    /// Receives the scale that was used, one f32; null: not written.
+    pub(crate) keep_scale: Ptr,
+    /// One u32 on the device: where it is not 0, nothing is written. Null: as 0.
+    pub(crate) skip: Ptr,
     /// The CPU needs none.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) workspace: Ptr,
+}
+
+impl CastJob {
+    /// A cast with the scale in `output.scale`.
+    pub(crate) fn new(input: TensorView, output: TensorView) -> Self {
+        Self { input, output, current: None, dbias: None, keep_scale: Ptr::NULL, skip: Ptr::NULL, workspace: Ptr::NULL }
+    }
 }
 
 /// `q = encode(f32(x) * scale)`, one rounding, saturating (NUMERICS section 2), into the layouts that are present.
@@ -109,7 +120,7 @@ pub(crate) struct CastJob {
 pub unsafe fn cast_to_fp8(ctx: &Context, args: &CastArgs, stream: Stream) -> Result<()> {
     let (read, written) = cast_layouts(ctx, &args.input, &args.output)?;
     check::disjoint(&[read], &written)?;
-    let job = CastJob { input: args.input, output: args.output, current: None, dbias: None, workspace: Ptr::NULL };
+    let job = CastJob::new(args.input, args.output);
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { ctx.backend().cast(&job, stream) }
 }
@@ -130,7 +141,7 @@ pub unsafe fn cast_to_fp8_current(ctx: &Context, args: &CurrentCastArgs, stream:
     let rule = args.scaling.rule(args.output.dtype)?;
     let scratch = check::workspace_range(ctx.backend(), args.workspace, args.workspace_bytes, cast_to_fp8_current_workspace(ctx))?;
     check::disjoint(&[read], &[written[0], written[1], scratch])?;
-    let job = CastJob { input: args.input, output: args.output, current: Some(rule), dbias: None, workspace: args.workspace };
+    let job = CastJob { current: Some(rule), workspace: args.workspace, ..CastJob::new(args.input, args.output) };
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { ctx.backend().cast(&job, stream) }
 }
@@ -177,7 +188,7 @@ pub unsafe fn cast_dbias(ctx: &Context, args: &CastDbiasArgs, stream: Stream) ->
     let scratch = check::workspace_range(b, args.workspace, args.workspace_bytes, needed)?;
     check::disjoint(&[read], &[written[0], written[1], sums, scratch])?;
     let dbias = BiasGradient { ptr: args.dbias, dtype: args.dbias_dtype, accumulate: args.accumulate };
-    let job = CastJob { input: *x, output, current, dbias: Some(dbias), workspace: args.workspace };
+    let job = CastJob { current, dbias: Some(dbias), workspace: args.workspace, ..CastJob::new(*x, output) };
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { b.cast(&job, stream) }
 }

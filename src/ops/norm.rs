@@ -149,9 +149,7 @@ unsafe fn forward(ctx: &Context, norm: Norm, a: &NormFwdArgs, stream: Stream) ->
     absent(norm, "mu", a.mu.is_null())?;
     let gamma = parameter(b, "gamma", &a.gamma, x.cols)?;
     let beta = parameter(b, "beta", &a.beta, x.cols)?;
-    if !(a.eps >= 0.0 && a.eps.is_finite()) {
-        return Err(Error::argument(Status::InvalidValue, "eps", a.eps, "must be finite and not negative"));
-    }
+    check_eps(a.eps)?;
     check::same_shape("y", y, "x", x)?;
     let [row, col] = if y.dtype.is_fp8() { fp8_output(ctx, "y", y)? } else { high_output(b, y)? };
     let mu = check::vector(b, "mu", a.mu, DType::F32, x.rows, true)?;
@@ -159,6 +157,14 @@ unsafe fn forward(ctx: &Context, norm: Norm, a: &NormFwdArgs, stream: Stream) ->
     check::disjoint(&[read, gamma, beta], &[row, col, mu, rsigma])?;
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { b.norm_fwd(norm, a, stream) }
+}
+
+/// Finite and not negative.
+pub(crate) fn check_eps(eps: f32) -> Result<()> {
+    if eps >= 0.0 && eps.is_finite() {
+        return Ok(());
+    }
+    Err(Error::argument(Status::InvalidValue, "eps", eps, "must be finite and not negative"))
 }
 
 /// A high-precision output has one layout and no slots.

@@ -53,6 +53,19 @@ NVTE_ACTIVATION_SREGLU = 21
 NVTE_ACCUMULATE_FAST = 1
 NVTE_ACCUMULATE_PRECISE = 2
 NVTE_EPILOGUE_NONE = 0
+NVTE_RECIPE_NONE = 0
+NVTE_RECIPE_DELAYED = 1
+NVTE_RECIPE_CURRENT = 2
+NVTE_FORMAT_HYBRID = 0
+NVTE_FORMAT_E4M3 = 1
+NVTE_LAYER_NEEDS_DX = 1
+NVTE_LAYER_NEEDS_DW = 2
+NVTE_LAYER_NEEDS_DW2 = 4
+NVTE_LAYER_NEEDS_DNORM = 8
+NVTE_LAYER_ACCUMULATE_DW = 16
+NVTE_LAYER_CALIBRATE = 32
+NVTE_LAYER_WEIGHT_SCALE_DUE = 64
+NVTE_LAYER_WEIGHT_SCALE_KEEP = 128
 NVTE_AMAX_MAX = 0
 NVTE_AMAX_MOST_RECENT = 1
 
@@ -163,6 +176,230 @@ class nvte_gemm_args_t(Structure):
     ]
 
 
+class nvte_layer_config_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dtype", c_int32),
+        ("param_dtype", c_int32),
+        ("recipe", c_int32),
+        ("format", c_int32),
+        ("margin", c_int32),
+        ("epsilon", c_float),
+        ("power_of_two", c_int32),
+        ("accumulate_fprop", c_int32),
+        ("accumulate_dgrad", c_int32),
+        ("accumulate_wgrad", c_int32),
+        ("rmsnorm", c_int32),
+        ("zero_centered_gamma", c_int32),
+        ("activation", c_int32),
+        ("eps", c_float),
+        ("reserved", c_uint32),
+        ("in_features", c_int64),
+        ("out_features", c_int64),
+        ("ffn_features", c_int64),
+    ]
+
+
+class nvte_weight_cache_t(Structure):
+    _fields_ = [("struct_size", c_uint32), ("valid", c_uint32), ("data", c_void_p), ("bytes", c_uint64)]
+
+
+class nvte_linear_fwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("tokens", c_int64),
+        ("saved", c_void_p),
+        ("saved_bytes", c_uint64),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("live", c_void_p),
+        ("scale", c_void_p),
+        ("weight_cache", c_void_p),
+        ("skip_refresh", c_void_p),
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("weight", c_void_p),
+        ("ldw", c_int64),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("ldy", c_int64),
+    ]
+
+
+class nvte_linear_bwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("tokens", c_int64),
+        ("saved", c_void_p),
+        ("saved_bytes", c_uint64),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("live", c_void_p),
+        ("scale", c_void_p),
+        ("weight_cache", c_void_p),
+        ("skip_refresh", c_void_p),
+        ("dy", c_void_p),
+        ("lddy", c_int64),
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("weight", c_void_p),
+        ("ldw", c_int64),
+        ("dx", c_void_p),
+        ("lddx", c_int64),
+        ("dw", c_void_p),
+        ("lddw", c_int64),
+        ("db", c_void_p),
+        ("dw_dtype", c_int32),
+        ("reserved", c_uint32),
+    ]
+
+
+class nvte_layernorm_linear_fwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("tokens", c_int64),
+        ("saved", c_void_p),
+        ("saved_bytes", c_uint64),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("live", c_void_p),
+        ("scale", c_void_p),
+        ("weight_cache", c_void_p),
+        ("skip_refresh", c_void_p),
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("gamma", c_void_p),
+        ("beta", c_void_p),
+        ("weight", c_void_p),
+        ("ldw", c_int64),
+        ("bias", c_void_p),
+        ("y", c_void_p),
+        ("ldy", c_int64),
+        ("norm_out", c_void_p),
+        ("ld_norm_out", c_int64),
+    ]
+
+
+class nvte_layernorm_linear_bwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("tokens", c_int64),
+        ("saved", c_void_p),
+        ("saved_bytes", c_uint64),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("live", c_void_p),
+        ("scale", c_void_p),
+        ("weight_cache", c_void_p),
+        ("skip_refresh", c_void_p),
+        ("dy", c_void_p),
+        ("lddy", c_int64),
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("gamma", c_void_p),
+        ("weight", c_void_p),
+        ("ldw", c_int64),
+        ("dnorm_out", c_void_p),
+        ("ld_dnorm_out", c_int64),
+        ("dx", c_void_p),
+        ("lddx", c_int64),
+        ("dgamma", c_void_p),
+        ("dbeta", c_void_p),
+        ("dw", c_void_p),
+        ("lddw", c_int64),
+        ("db", c_void_p),
+        ("dw_dtype", c_int32),
+        ("reserved", c_uint32),
+    ]
+
+
+class nvte_layernorm_mlp_fwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("tokens", c_int64),
+        ("saved", c_void_p),
+        ("saved_bytes", c_uint64),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("live", c_void_p),
+        ("scale", c_void_p),
+        ("weight_cache", c_void_p),
+        ("skip_refresh", c_void_p),
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("gamma", c_void_p),
+        ("beta", c_void_p),
+        ("fc1_weight", c_void_p),
+        ("ld_fc1_weight", c_int64),
+        ("fc1_bias", c_void_p),
+        ("fc2_weight", c_void_p),
+        ("ld_fc2_weight", c_int64),
+        ("fc2_bias", c_void_p),
+        ("y", c_void_p),
+        ("ldy", c_int64),
+        ("norm_out", c_void_p),
+        ("ld_norm_out", c_int64),
+    ]
+
+
+class nvte_layernorm_mlp_bwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("tokens", c_int64),
+        ("saved", c_void_p),
+        ("saved_bytes", c_uint64),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("live", c_void_p),
+        ("scale", c_void_p),
+        ("weight_cache", c_void_p),
+        ("skip_refresh", c_void_p),
+        ("dy", c_void_p),
+        ("lddy", c_int64),
+        ("x", c_void_p),
+        ("ldx", c_int64),
+        ("gamma", c_void_p),
+        ("fc1_weight", c_void_p),
+        ("ld_fc1_weight", c_int64),
+        ("fc2_weight", c_void_p),
+        ("ld_fc2_weight", c_int64),
+        ("dnorm_out", c_void_p),
+        ("ld_dnorm_out", c_int64),
+        ("dx", c_void_p),
+        ("lddx", c_int64),
+        ("dgamma", c_void_p),
+        ("dbeta", c_void_p),
+        ("dfc1_weight", c_void_p),
+        ("ld_dfc1_weight", c_int64),
+        ("dfc1_bias", c_void_p),
+        ("dfc2_weight", c_void_p),
+        ("ld_dfc2_weight", c_int64),
+        ("dfc2_bias", c_void_p),
+        ("dw_dtype", c_int32),
+        ("reserved", c_uint32),
+    ]
+
+
+class nvte_layer_sizes_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("slots", c_uint32),
+        ("saved_per_token", c_uint64),
+        ("saved_fixed", c_uint64),
+        ("forward_workspace_per_token", c_uint64),
+        ("forward_workspace_fixed", c_uint64),
+        ("backward_workspace_per_token", c_uint64),
+        ("backward_workspace_fixed", c_uint64),
+        ("weight_cache", c_uint64),
+    ]
+
+
 class nvte_norm_fwd_args_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -254,4 +491,15 @@ FUNCTIONS = {
     "nvte_activation_fwd": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
     "nvte_activation_bwd_workspace": (c_int32, (c_void_p, c_int32, c_int64, c_int64, c_void_p)),
     "nvte_activation_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_linear_create": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_linear_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_linear_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_layernorm_linear_create": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_layernorm_linear_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_layernorm_linear_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_layernorm_mlp_create": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_layernorm_mlp_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_layernorm_mlp_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_layer_sizes": (c_int32, (c_void_p, c_uint32, c_void_p)),
+    "nvte_layer_destroy": (c_int32, (c_void_p,)),
 }

@@ -42,6 +42,9 @@ pub(super) unsafe fn cast(threads: &Threads, job: &CastJob) {
     let (x, q) = (&job.input, &job.output);
     // SAFETY: forwarded contract.
     unsafe {
+        if !job.skip.is_null() && job.skip.as_ptr::<u32>().read() != 0 {
+            return;
+        }
         let scale = match &job.current {
             None => Slot(q.scale).read_or(1.0),
             Some(rule) => {
@@ -59,6 +62,7 @@ pub(super) unsafe fn cast(threads: &Threads, job: &CastJob) {
             with_fp8!(q.dtype, F => codes::<T, F>(threads, x, q, scale))
         });
         Slot(q.scale_inv).write(1.0 / scale);
+        Slot(job.keep_scale).write(scale);
         if job.current.is_none() {
             Slot(q.amax).record(amax);
         }

@@ -104,6 +104,16 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    unsafe fn zero_2d(&self, to: Ptr, pitch: u64, width: u64, height: u64, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            for row in 0..height {
+                // SAFETY: the caller vouches for the rows.
+                unsafe { std::ptr::write_bytes(to.offset(row * pitch).as_ptr::<u8>(), 0, width as usize) }
+            }
+        }
+        Ok(())
+    }
+
     unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()> {
         if !stream.is_prepare() {
             // SAFETY: forwarded contract.
@@ -190,6 +200,10 @@ impl Backend for CpuBackend {
 
     fn gemm_workspace(&self, _problem: &ops::gemm::Problem) -> Result<u64> {
         Ok(0)
+    }
+
+    fn gemm_scratch(&self, _fp8: bool) -> (u64, bool) {
+        (0, false)
     }
 
     unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()> {

@@ -231,6 +231,17 @@ impl Backend for CudaBackend {
         self.driver.check("cuMemsetD8Async", unsafe { (self.driver.memset_d8_async)(to.0, byte, bytes, stream.0) })
     }
 
+    unsafe fn zero_2d(&self, to: Ptr, pitch: u64, width: u64, height: u64, stream: Stream) -> Result<()> {
+        if stream.is_prepare() || width == 0 || height == 0 {
+            return Ok(());
+        }
+        let _current = self.enter()?;
+        let (pitch, width, height) = (pitch as usize, width as usize, height as usize);
+        // SAFETY: the caller vouches for the rows.
+        let code = unsafe { (self.driver.memset_2d_d8_async)(to.0, pitch, 0, width, height, stream.0) };
+        self.driver.check("cuMemsetD2D8Async", code)
+    }
+
     unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()> {
         // SAFETY: forwarded contract.
         unsafe { norm::norm_fwd(self, norm, args, stream) }
@@ -290,6 +301,10 @@ impl Backend for CudaBackend {
 
     fn gemm_workspace(&self, problem: &ops::gemm::Problem) -> Result<u64> {
         gemm::workspace(self, problem)
+    }
+
+    fn gemm_scratch(&self, fp8: bool) -> (u64, bool) {
+        gemm::scratch_bound(self, fp8)
     }
 
     unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()> {

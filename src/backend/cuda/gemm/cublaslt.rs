@@ -172,11 +172,15 @@ fn data_type(t: DType) -> c_int {
     t as c_int
 }
 
+const MIB: u64 = 1 << 20;
+
+/// The most that [`scratch`] says.
+pub(super) const MOST_SCRATCH: u64 = 32 * MIB;
+
 /// Scratch memory that cuBLASLt may choose its algorithm for: sixteen slices of K of this result, whole mebibytes, 32 MiB at most.
 pub(super) fn scratch(p: &Problem) -> u64 {
-    const MIB: u64 = 1 << 20;
     let slices = (p.m as u64).saturating_mul(p.n as u64).saturating_mul(64);
-    slices.div_ceil(MIB).clamp(1, 32) * MIB
+    slices.div_ceil(MIB).clamp(1, MOST_SCRATCH / MIB) * MIB
 }
 
 /// Whether cuBLASLt can compute this product exactly as specified. It may still refuse; these are its published conditions, and those

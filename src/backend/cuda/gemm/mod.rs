@@ -85,6 +85,12 @@ pub(super) fn workspace(backend: &CudaBackend, p: &Problem) -> Result<u64> {
     own::workspace(arch, &own_args(p, None))
 }
 
+/// The most that [`workspace`] says beside packed operands, and whether there may be those. The kernel of sm_90 reads FP8 that lies along K
+/// at multiples of 16 bytes as it is.
+pub(super) fn scratch_bound(backend: &CudaBackend, fp8: bool) -> (u64, bool) {
+    (cublaslt::MOST_SCRATCH + 240, !(fp8 && backend.capability.arch == 90))
+}
+
 /// # Safety
 /// Problem validated, pointers live.
 pub(super) unsafe fn gemm(backend: &CudaBackend, p: &Problem, stream: Stream) -> Result<()> {
