@@ -392,7 +392,7 @@ impl Layer {
 
     /// A cache is of use in FP8 only, and the device's flag needs one.
     pub(super) fn check_cache(&self, call: &super::LayerCall, fp8: bool, cache: bool) -> Result<()> {
-        if !call.skip_refresh.is_null() && !(fp8 && cache) {
+        if !(call.skip_refresh.is_null() || fp8 && cache) {
             return Err(Error::argument(Status::Unsupported, "skip_refresh", "not NULL", "needs a weight cache and FP8"));
         }
         Ok(())
