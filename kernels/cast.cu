@@ -33,9 +33,9 @@ struct CastParams {
   u32 pad;
 };
 
-// The scale of this launch, for all threads. Block 0 writes the slots. Holds barriers.
-DEVICE float scale_of(const CastParams &p) {
-  bool first = blockIdx.x == 0 && threadIdx.x == 0;
+// The scale of this tensor, for all threads of block `block`. Block 0 writes the slots. Holds barriers.
+DEVICE float scale_of(const CastParams &p, u32 block) {
+  bool first = block == 0 && threadIdx.x == 0;
   if (!p.partials) {
     float scale = p.scale ? *p.scale : 1.0f;
     if (first && p.scale_inv) *p.scale_inv = reciprocal(scale);
@@ -73,14 +73,15 @@ DEVICE void finish_amax(const CastParams &p, const u32 (&part)[TILE_THREADS / 32
   if (threadIdx.x == 0 && amax) record_amax(p.amax, amax);
 }
 
-DEVICE u32 tile_index(const CastParams &p) { return p.partials ? gridDim.x - 1 - blockIdx.x : blockIdx.x; }
+DEVICE u32 tile_index(const CastParams &p, u32 block, u32 blocks) { return p.partials ? blocks - 1 - block : block; }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : DBIAS ? 3 : 4) cast_tile(const __grid_constant__ CastParams p) {
+// One tile: block `block` of the `blocks` that share this tensor.
+DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks) {
   if (p.skip && *p.skip) return;
   __shared__ Vec16 shared[TILE * TILE / 16];
   __shared__ u32 part[TILE_THREADS / 32];
   u8 *tile = (u8 *)shared;
-  u32 index = tile_index(p);
+  u32 index = tile_index(p, block, blocks);
   i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * TILE, row = row0 + tile_row();
   const int N = 8 / V;  // loads per row
   Vec16 raw[8][N];
@@ -96,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : DB
       if (row + i < rows_here[n]) raw[i][n] = ld16_stream(from + i * p.ldx);
     }
   }
-  float scale = scale_of(p);
+  float scale = scale_of(p, block);
   u32 amax = 0, code[8][2];
 #if DBIAS
   float sum[8] = {};
@@ -134,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : DB
           if (row + i < rows_here[n]) st4(to + i * p.ldq + tile_col<V>(n), code[i][n]);
       }
     }
-    if (index == gridDim.x - 1 && threadIdx.x < p.tail) {
+    if (index == blocks - 1 && threadIdx.x < p.tail) {
       i64 at = (p.rows - 1) * TILE + p.last + threadIdx.x;
       float v = Elem<IN>::load(p.x[at]);
       amax = umax(amax, abs_bits(v));
@@ -170,6 +171,26 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : DB
   if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols);
 }
 
+// What fits the registers without spilling; the compilers for 10.x and 12.x want a few more.
+#define BLOCKS_PER_PROCESSOR (IN == DT_F32 ? 2 : (DBIAS ? 3 : 4) - (__CUDA_ARCH__ >= 1000))
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR) cast_tile(const __grid_constant__ CastParams p) {
+  cast_block(p, blockIdx.x, gridDim.x);
+}
+
+#if !DBIAS
+// Two tensors in one launch, an input and a weight: the first `blocks` blocks take the first.
+struct CastPair {
+  CastParams first, second;
+  u32 blocks, pad;
+};
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR) cast_pair(const __grid_constant__ CastPair p) {
+  if (blockIdx.x < p.blocks) cast_block(p.first, blockIdx.x, p.blocks);
+  else cast_block(p.second, blockIdx.x - p.blocks, gridDim.x - p.blocks);
+}
+#endif
+
 // Tile of 128 rows x 64 columns: thread t takes column t % 64 of every fourth row.
 #define ANY_COLS 64
 
@@ -177,11 +198,11 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) cast_any(const __grid
   if (p.skip && *p.skip) return;
   __shared__ u8 tile[TILE][ANY_COLS + 4];  // pitch of 17 words: reads down a column touch every bank once
   __shared__ u32 part[TILE_THREADS / 32];
-  u32 index = tile_index(p), tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
+  u32 index = tile_index(p, blockIdx.x, gridDim.x), tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
   i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * ANY_COLS, col = col0 + tx;
   // Rows of this tile in which this thread's column exists.
   i64 rows_here = imin(TILE, (col >= p.cols ? 0 : col < p.last ? p.rows : p.rows - 1) - row0);
-  float scale = scale_of(p);
+  float scale = scale_of(p, blockIdx.x);
   u32 amax = 0;
 #if DBIAS
   float sum = 0.0f;

@@ -59,6 +59,11 @@ pub(crate) trait Backend: Send + Sync {
     /// Bytes in which column sums of `[rows, cols]` are reduced.
     fn dbias_workspace(&self, rows: i64, cols: i64) -> u64;
     unsafe fn cast(&self, job: &ops::cast::CastJob, stream: Stream) -> Result<()>;
+    /// Two casts with given scales and no column sums, in one launch where that can be.
+    unsafe fn cast_pair(&self, first: &ops::cast::CastJob, second: &ops::cast::CastJob, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { self.cast(first, stream).and_then(|()| self.cast(second, stream)) }
+    }
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()>;
     unsafe fn dequantize(&self, args: &ops::dequantize::DequantizeArgs, stream: Stream) -> Result<()>;
     unsafe fn fp8_transpose(&self, args: &ops::dequantize::TransposeArgs, stream: Stream) -> Result<()>;

@@ -205,8 +205,8 @@ impl Layer {
                 };
                 let from = if i == 0 { &x } else { &pre };
                 if fp8 {
-                    let copies = self.weight_for_forward(a, i, &saved, &plan, cached, cache.as_deref_mut(), stream)?;
-                    let input = self.fp8_input(a, i, from, &saved, &plan, stream)?;
+                    let (copies, weight) = self.weight_for_forward(a, i, &saved, &plan, cached, cache.as_deref_mut())?;
+                    let input = self.fp8_input(a, i, from, &saved, &plan, weight, stream)?;
                     let (format, _) = self.formats();
                     let weight = TensorView::new(format, copies.row, p.n, pad(p.k)).with_scaling(Ptr::NULL, copies.scale_inv, Ptr::NULL);
                     self.product(&plan, GemmArgs::new(input, weight, out, config.accumulate[0]), a.biases[i], stream)?;
@@ -263,7 +263,8 @@ impl Layer {
         }
     }
 
-    /// The input of product `i` in FP8, as the product reads it; the transposed copy goes to `saved`.
+    /// The input of product `i` in FP8, as the product reads it; the transposed copy goes to `saved`. Casts the weight too, where it is due:
+    /// in the same launch if one kernel serves both.
     ///
     /// # Safety
     /// As [`Layer::forward`], checked.
@@ -274,6 +275,7 @@ impl Layer {
         from: &TensorView,
         saved: &Saved,
         plan: &ForwardPlan,
+        weight: Option<CastJob>,
         stream: Stream,
     ) -> Result<TensorView> {
         let (t, k, b) = (a.call.tokens, self.products[i].k, self.ctx.backend());
@@ -284,9 +286,18 @@ impl Layer {
         let ours = i == 1 || self.config.norm().is_some();
         // SAFETY: forwarded contract.
         unsafe {
+            if let Some(weight) = &weight {
+                pad_codes(self, &weight.output, stream)?;
+                if ours || weight.current.is_some() {
+                    b.cast(weight, stream)?;
+                }
+            }
             match self.current() {
                 None if ours => self.make(a, i, from, delayed, saved, stream)?,
-                None => b.cast(&CastJob::new(*from, delayed), stream)?,
+                None => match weight.filter(|w| w.current.is_none()) {
+                    Some(weight) => b.cast_pair(&CastJob::new(*from, delayed), &weight, stream)?,
+                    None => b.cast(&CastJob::new(*from, delayed), stream)?,
+                },
                 Some(rule) => {
                     let unrounded = TensorView::new(Self::UNROUNDED, plan.unrounded, t, k);
                     if ours {
@@ -325,11 +336,8 @@ impl Layer {
         Ok(to)
     }
 
-    /// The row-wise copy of weight `i`, from the cache or made now.
-    ///
-    /// # Safety
-    /// As [`Layer::forward`], checked.
-    unsafe fn weight_for_forward(
+    /// The copies of weight `i`, and the cast that fills them where they are not.
+    fn weight_for_forward(
         &self,
         a: &ForwardArgs,
         i: usize,
@@ -337,8 +345,7 @@ impl Layer {
         plan: &ForwardPlan,
         cached: Option<[Copies; 2]>,
         cache: Option<&mut WeightCache>,
-        stream: Stream,
-    ) -> Result<Copies> {
+    ) -> Result<(Copies, Option<CastJob>)> {
         let flags = &a.call.flags;
         let how = WeightCast::Fresh { workspace: plan.amax };
         let (Some(copies), Some(cache)) = (cached, cache) else {
@@ -346,19 +353,17 @@ impl Layer {
             if flags.backward() {
                 copies.scale = saved.weight_scale[i];
             }
-            // SAFETY: forwarded contract.
-            unsafe { self.cast_weight(&a.call, i, a.weights[i], &copies, &how, stream)? };
-            return Ok(copies);
+            return Ok((copies, Some(self.weight_job(&a.call, i, a.weights[i], &copies, &how)?)));
         };
         let (copies, row, transposed) = (copies[i], 1 << (2 * i), 2 << (2 * i));
-        if cache.valid & row == 0 {
-            let both = if i == 0 { flags.dgrad() } else { flags.chain() };
-            let to = Copies { transposed: if both { copies.transposed } else { Ptr::NULL }, ..copies };
-            // SAFETY: forwarded contract.
-            unsafe { self.cast_weight(&a.call, i, a.weights[i], &to, &how, stream)? };
-            cache.valid = cache.valid & !transposed | row | if both { transposed } else { 0 };
+        if cache.valid & row != 0 {
+            return Ok((copies, None));
         }
-        Ok(copies)
+        let both = if i == 0 { flags.dgrad() } else { flags.chain() };
+        let to = Copies { transposed: if both { copies.transposed } else { Ptr::NULL }, ..copies };
+        let job = self.weight_job(&a.call, i, a.weights[i], &to, &how)?;
+        cache.valid = cache.valid & !transposed | row | if both { transposed } else { 0 };
+        Ok((copies, Some(job)))
     }
 
     /// Records the amaxes of tensors that stay in high precision: (tensor, product, which of its slots).

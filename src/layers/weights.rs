@@ -1,6 +1,9 @@
 //! FP8 copies of the weights: in a cache of the caller's, or for one call in its workspace.
 
-use super::{pad, slot, Arena, Layer, LayerCall, Rows};
+use super::{
+    forward::{pad_codes, view},
+    pad, slot, Arena, Layer, LayerCall, Rows,
+};
 use crate::{
     context::Stream,
     error::{Error, Result, Status},
@@ -70,7 +73,30 @@ impl Layer {
         Ok(([first, second], range))
     }
 
-    /// Casts weight `i` into the layouts of `to` that are not null. `scale`: the multiplier; null: from the weight's own amax.
+    /// The cast of weight `i` into the layouts of `to` that are not null.
+    pub(super) fn weight_job(&self, call: &LayerCall, i: usize, w: Rows, to: &Copies, how: &WeightCast) -> Result<CastJob> {
+        let p = self.products[i];
+        let input = view(self.config.param_dtype, w, p.n, p.k);
+        let (forward, _) = self.formats();
+        let output = TensorView::new(forward, to.row, p.n, p.k).with_ld(pad(p.k)).with_transpose(to.transposed, pad(p.n));
+        let [_, s, _] = self.slots(i);
+        let (scale, live) = (slot(call.scale, s), slot(call.live, s));
+        let job = match how {
+            WeightCast::Again => CastJob::new(input, output.with_scaling(to.scale, to.scale_inv, Ptr::NULL)),
+            WeightCast::Fresh { workspace } => {
+                let due = call.flags.weight_scale_due && self.current().is_none();
+                let own = due || self.current().is_some();
+                let keep = due && call.flags.weight_scale_keep;
+                let (scale, live) = if own && !keep { (Ptr::NULL, Ptr::NULL) } else { (scale, live) };
+                let rule = own.then(|| self.replaced().rule(forward)).transpose()?;
+                let output = output.with_scaling(scale, to.scale_inv, live);
+                CastJob { current: rule, keep_scale: to.scale, workspace: *workspace, ..CastJob::new(input, output) }
+            }
+        };
+        Ok(CastJob { skip: call.skip_refresh, ..job })
+    }
+
+    /// Runs [`Layer::weight_job`].
     ///
     /// # Safety
     /// As the calls of the layer.
@@ -83,41 +109,12 @@ impl Layer {
         how: &WeightCast,
         stream: Stream,
     ) -> Result<()> {
-        let (p, b) = (self.products[i], self.ctx.backend());
-        let ld = if p.n == 1 { p.k } else { w.ld };
-        let input = TensorView::new(self.config.param_dtype, w.data, p.n, p.k).with_ld(ld);
-        let (forward, _) = self.formats();
-        let (ld_row, ld_t) = (pad(p.k), pad(p.n));
-        let output = TensorView::new(forward, to.row, p.n, p.k).with_ld(ld_row).with_transpose(to.transposed, ld_t);
-        let [_, s, _] = self.slots(i);
-        let (scale, live) = (slot(call.scale, s), slot(call.live, s));
-        let mut job = match how {
-            WeightCast::Again => CastJob::new(input, output.with_scaling(to.scale, to.scale_inv, Ptr::NULL)),
-            WeightCast::Fresh { workspace } => {
-                let due = call.flags.weight_scale_due && self.current().is_none();
-                let own = due || self.current().is_some();
-                let keep = due && call.flags.weight_scale_keep;
-                let output = match (own, keep) {
-                    (true, true) => output.with_scaling(scale, to.scale_inv, live),
-                    (true, false) => output.with_scaling(Ptr::NULL, to.scale_inv, Ptr::NULL),
-                    (false, _) => output.with_scaling(scale, to.scale_inv, live),
-                };
-                let rule = own.then(|| self.replaced().rule(forward)).transpose()?;
-                CastJob { current: rule, keep_scale: to.scale, workspace: *workspace, ..CastJob::new(input, output) }
-            }
-        };
-        job.skip = call.skip_refresh;
+        let job = self.weight_job(call, i, w, to, how)?;
         // SAFETY: the layer's call has checked sizes and memory.
         unsafe {
-            b.cast(&job, stream)?;
-            if !to.row.is_null() {
-                b.zero_2d(to.row.offset(p.k as u64), ld_row as u64, (ld_row - p.k) as u64, p.n as u64, stream)?;
-            }
-            if !to.transposed.is_null() {
-                b.zero_2d(to.transposed.offset(p.n as u64), ld_t as u64, (ld_t - p.n) as u64, p.k as u64, stream)?;
-            }
+            self.ctx.backend().cast(&job, stream)?;
+            pad_codes(self, &job.output, stream)
         }
-        Ok(())
     }
 }
 

@@ -23,14 +23,22 @@ struct Cast {
     input: DType,
     output: DType,
     dbias: bool,
-    aligned: bool,
+    entry: Entry,
+}
+
+/// Which kernel of the module.
+#[derive(Clone, Copy, PartialEq)]
+enum Entry {
+    Tile,
+    Any,
+    Pair,
 }
 
 impl KernelSpec for Cast {
     const SOURCE: SourceFile = SourceFile::Cast;
 
     fn id(&self) -> u64 {
-        self.input as u64 | (self.output as u64) << 4 | u64::from(self.dbias) << 8 | u64::from(self.aligned) << 9
+        self.input as u64 | (self.output as u64) << 4 | u64::from(self.dbias) << 8 | (self.entry as u64) << 9
     }
 
     fn defines(&self) -> Vec<String> {
@@ -38,10 +46,10 @@ impl KernelSpec for Cast {
     }
 
     fn entry(&self) -> &'static str {
-        if self.aligned {
-            "cast_tile"
-        } else {
-            "cast_any"
+        match self.entry {
+            Entry::Tile => "cast_tile",
+            Entry::Any => "cast_any",
+            Entry::Pair => "cast_pair",
         }
     }
 }
@@ -73,7 +81,7 @@ pub(super) fn variants() -> Vec<Variant> {
     for input in HIGH {
         for output in [DType::E4m3, DType::E5m2] {
             for dbias in [false, true] {
-                all.push(Variant::of(&Cast { input, output, dbias, aligned: true }));
+                all.push(Variant::of(&Cast { input, output, dbias, entry: Entry::Tile }));
             }
         }
     }
@@ -131,26 +139,31 @@ pub(super) fn dbias_workspace(rows: i64, cols: i64) -> u64 {
     partial_rows(rows) as u64 * cols as u64 * 4
 }
 
-/// # Safety
-/// Arguments validated, pointers live.
-pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) -> Result<()> {
+/// `CastPair` of the kernel.
+#[repr(C)]
+struct Pair {
+    first: Params,
+    second: Params,
+    blocks: u32,
+    pad: u32,
+}
+
+/// How a cast is cut into blocks. Current scaling and column sums are not filled in.
+struct Cut {
+    params: Params,
+    blocks: u32,
+    aligned: bool,
+}
+
+fn cut(job: &CastJob) -> Result<Cut> {
     const ANY_COLS: i64 = 64;
-    let queue = Queue::new(backend, stream)?;
     let (x, q) = (&job.input, &job.output);
-    let dbias = job.dbias.filter(|_| x.cols > 0);
     let v = vector(x.dtype);
     let row_wise = [Layout::new(x.data, x.ld, x.dtype, 16), Layout::new(q.data, q.ld, q.dtype, v as u64)];
-    let foldable = q.data_t.is_null() && dbias.is_none();
+    let foldable = q.data_t.is_null() && job.dbias.is_none();
     let mut walk = Walk::new(x.rows, x.cols, v, &row_wise, foldable, ANY_COLS);
     walk.aligned &= Layout::new(q.data_t, q.ld_t, q.dtype, 16).aligned(x.cols);
-    let (col_tiles, all) = walk.tiles(TILE, if walk.aligned { TILE } else { ANY_COLS })?;
-    let (mut partials, mut partial_count) = (Ptr::NULL, 0);
-    if job.current.is_some() {
-        partials = job.workspace;
-        // SAFETY: forwarded contract; the workspace starts with room for the partials.
-        partial_count = unsafe { amax::partials(&queue, x, partials) }?;
-    }
-    let sums = if dbias.is_some() { job.workspace.offset(amax::WORKSPACE) } else { Ptr::NULL };
+    let (col_tiles, blocks) = walk.tiles(TILE, if walk.aligned { TILE } else { ANY_COLS })?;
     let params = Params {
         x: x.data,
         q: q.data,
@@ -160,8 +173,8 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
         amax: q.amax,
         kept: job.keep_scale,
         skip: job.skip,
-        partials,
-        sums,
+        partials: Ptr::NULL,
+        sums: Ptr::NULL,
         ldx: walk.stride(x.ld),
         ldq: walk.stride(q.ld),
         ldqt: q.ld_t,
@@ -169,7 +182,7 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
         cols: walk.cols,
         last: walk.last,
         col_tiles,
-        partial_count,
+        partial_count: 0,
         tail: walk.tail,
         power_of_two: job.current.is_some_and(|c| c.power_of_two).into(),
         empty: x.is_empty().into(),
@@ -177,14 +190,52 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
         epsilon: job.current.map_or(0.0, |c| c.epsilon),
         pad: 0,
     };
-    let spec = Cast { input: x.dtype, output: q.dtype, dbias: dbias.is_some(), aligned: walk.aligned };
+    Ok(Cut { params, blocks, aligned: walk.aligned })
+}
+
+/// # Safety
+/// Arguments validated, pointers live.
+pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) -> Result<()> {
+    let queue = Queue::new(backend, stream)?;
+    let (x, q) = (&job.input, &job.output);
+    let dbias = job.dbias.filter(|_| x.cols > 0);
+    let Cut { mut params, blocks, aligned } = cut(&CastJob { dbias, ..*job })?;
+    if job.current.is_some() {
+        params.partials = job.workspace;
+        // SAFETY: forwarded contract; the workspace starts with room for the partials.
+        params.partial_count = unsafe { amax::partials(&queue, x, params.partials) }?;
+    }
+    if dbias.is_some() {
+        params.sums = job.workspace.offset(amax::WORKSPACE);
+    }
+    let entry = if aligned { Entry::Tile } else { Entry::Any };
+    let spec = Cast { input: x.dtype, output: q.dtype, dbias: dbias.is_some(), entry };
     // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&spec, &Launch::new([all, 1, 1], THREADS), arguments![params]) }?;
+    unsafe { queue.launch(&spec, &Launch::new([blocks, 1, 1], THREADS), arguments![params]) }?;
     match &dbias {
         // SAFETY: the partial sums are being written in stream order.
-        Some(b) => unsafe { finish_dbias(&queue, sums, partial_rows(x.rows), x.cols, b) },
+        Some(b) => unsafe { finish_dbias(&queue, params.sums, partial_rows(x.rows), x.cols, b) },
         None => Ok(()),
     }
+}
+
+/// Two casts with given scales and no column sums, in one launch where one kernel serves both.
+///
+/// # Safety
+/// Arguments validated, pointers live.
+pub(super) unsafe fn cast_pair(backend: &CudaBackend, a: &CastJob, b: &CastJob, stream: Stream) -> Result<()> {
+    let (first, second) = (cut(a)?, cut(b)?);
+    let blocks = first.blocks.checked_add(second.blocks).filter(|n| *n <= 0x7FFF_FFFF);
+    let same = a.input.dtype == b.input.dtype && a.output.dtype == b.output.dtype && first.aligned && second.aligned;
+    let (Some(blocks), true) = (blocks, same) else {
+        // SAFETY: forwarded contract.
+        return unsafe { cast(backend, a, stream).and_then(|()| cast(backend, b, stream)) };
+    };
+    let queue = Queue::new(backend, stream)?;
+    let pair = Pair { first: first.params, second: second.params, blocks: first.blocks, pad: 0 };
+    let spec = Cast { input: a.input.dtype, output: a.output.dtype, dbias: false, entry: Entry::Pair };
+    // SAFETY: the kernel's one parameter; pointers live by contract.
+    unsafe { queue.launch(&spec, &Launch::new([blocks, 1, 1], THREADS), arguments![pair]) }
 }
 
 /// Adds up `count` partial rows of column sums.

@@ -279,6 +279,11 @@ impl Backend for CudaBackend {
         unsafe { cast::cast(self, job, stream) }
     }
 
+    unsafe fn cast_pair(&self, first: &ops::cast::CastJob, second: &ops::cast::CastJob, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { cast::cast_pair(self, first, second, stream) }
+    }
+
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { amax::record(self, args, stream) }
