@@ -77,6 +77,13 @@ DEVICE u32 decode2(u32 q) {
 DEVICE Vec16 decode8(u32 q0, u32 q1) { return {{decode2(q0), decode2(q0 >> 16), decode2(q1), decode2(q1 >> 16)}}; }
 #endif
 
+// Left to itself, ptxas (13.2) stops at 40 registers on sm_120, where six blocks fit, and spills; four blocks let it take 64.
+#if __CUDA_ARCH__ >= 1200
+#define BOUNDS __launch_bounds__(256, 4)
+#else
+#define BOUNDS __launch_bounds__(256)
+#endif
+
 #if !TRANS
 
 #if DECODE
@@ -85,7 +92,7 @@ DEVICE Vec16 decode8(u32 q0, u32 q1) { return {{decode2(q0), decode2(q0 >> 16), 
 #define IN_VEC 16
 #endif
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void BOUNDS
 gemm_pack(const u8 *in, u8 *out, const i64 rows, const i64 k, const i64 ld, const i64 pitch, const u32 tx_log, const u32 blocks_k) {
   const u32 bk = blockIdx.x % blocks_k, br = blockIdx.x / blocks_k;
   const i64 v = ((i64)bk << tx_log) + (threadIdx.x & ((1u << tx_log) - 1u));
@@ -126,7 +133,7 @@ gemm_pack(const u8 *in, u8 *out, const i64 rows, const i64 k, const i64 ld, cons
 #define SIDE (32 * E)     // tile: SIDE rows x SIDE of k, 128 bytes each way
 #define LANES_R (32 / E)  // lanes of a warp along the rows (the contiguous direction of the input); E along k
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void BOUNDS
 gemm_pack(const u8 *in, u8 *out, const i64 rows, const i64 k, const i64 ld, const i64 pitch, const u32 tx_log, const u32 blocks_k) {
   (void)tx_log;
   // Word (row, 32-bit word of k). A pitch of 33 words: writes go to E*lane_r + lane_k, reads to row + 4*vector, all 32 banks both times.
