@@ -7,7 +7,7 @@ mod common;
 use std::mem::{offset_of, size_of};
 
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
-use nvte::capi::{activation::*, api, cast::*, context::*, gemm::*, info::*, norm::*, scaling::*, types::*};
+use nvte::capi::{activation::*, api, cast::*, context::*, gemm::*, info::*, layer_args::*, norm::*, scaling::*, types::*};
 
 fn dynamic() -> Dynamic {
     Dynamic::read(&std::fs::read(library()).unwrap())
@@ -115,6 +115,42 @@ fn layouts_are_the_golden_list() {
         nvte_scaling_update_args_t {
             struct_size, algo, slots, history_len, live, scale, history, slot_stride, step_stride, format_max, nonfinite, scale_inv,
             counter, interval, margin, epsilon, power_of_two,
+        }
+        nvte_layer_config_t {
+            struct_size, dtype, param_dtype, recipe, format, margin, epsilon, power_of_two, accumulate_fprop, accumulate_dgrad,
+            accumulate_wgrad, rmsnorm, zero_centered_gamma, activation, eps, reserved, in_features, out_features, ffn_features,
+        }
+        nvte_layer_sizes_t {
+            struct_size, slots, saved_per_token, saved_fixed, forward_workspace_per_token, forward_workspace_fixed,
+            backward_workspace_per_token, backward_workspace_fixed, weight_cache,
+        }
+        nvte_weight_cache_t {
+            struct_size, valid, data, bytes,
+        }
+        nvte_linear_fwd_args_t {
+            struct_size, flags, tokens, saved, saved_bytes, workspace, workspace_bytes, live, scale, weight_cache, skip_refresh, x, ldx,
+            weight, ldw, bias, y, ldy,
+        }
+        nvte_linear_bwd_args_t {
+            struct_size, flags, tokens, saved, saved_bytes, workspace, workspace_bytes, live, scale, weight_cache, skip_refresh, dy,
+            lddy, x, ldx, weight, ldw, dx, lddx, dw, lddw, db, dw_dtype, reserved,
+        }
+        nvte_layernorm_linear_fwd_args_t {
+            struct_size, flags, tokens, saved, saved_bytes, workspace, workspace_bytes, live, scale, weight_cache, skip_refresh, x, ldx,
+            gamma, beta, weight, ldw, bias, y, ldy, norm_out, ld_norm_out,
+        }
+        nvte_layernorm_linear_bwd_args_t {
+            struct_size, flags, tokens, saved, saved_bytes, workspace, workspace_bytes, live, scale, weight_cache, skip_refresh, dy,
+            lddy, x, ldx, gamma, weight, ldw, dnorm_out, ld_dnorm_out, dx, lddx, dgamma, dbeta, dw, lddw, db, dw_dtype, reserved,
+        }
+        nvte_layernorm_mlp_fwd_args_t {
+            struct_size, flags, tokens, saved, saved_bytes, workspace, workspace_bytes, live, scale, weight_cache, skip_refresh, x, ldx,
+            gamma, beta, fc1_weight, ld_fc1_weight, fc1_bias, fc2_weight, ld_fc2_weight, fc2_bias, y, ldy, norm_out, ld_norm_out,
+        }
+        nvte_layernorm_mlp_bwd_args_t {
+            struct_size, flags, tokens, saved, saved_bytes, workspace, workspace_bytes, live, scale, weight_cache, skip_refresh, dy,
+            lddy, x, ldx, gamma, fc1_weight, ld_fc1_weight, fc2_weight, ld_fc2_weight, dnorm_out, ld_dnorm_out, dx, lddx, dgamma, dbeta,
+            dfc1_weight, ld_dfc1_weight, dfc1_bias, dfc2_weight, ld_dfc2_weight, dfc2_bias, dw_dtype, reserved,
         }
     };
     text += &format!("nvte_api_t {}\nnvte_api_t.struct_size 0\nnvte_api_t.reserved 4\n", size_of::<api::nvte_api_t>());
