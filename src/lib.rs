@@ -2,7 +2,8 @@
 //!
 //! # How data flows
 //!
-//! A request walks one way: binding → [`capi`](self) (C functions) → [`ops`] (arguments, validation) → back end (CPU or CUDA) → kernel.
+//! A request walks one way: binding → [`capi`](self) (C functions) → ([`layers`] →) [`ops`] (arguments, validation) → back end (CPU or
+//! CUDA) → kernel.
 //! Nothing calls back up, and the same file name runs through every room: `ops/cast.rs`, `backend/cpu/cast.rs`,
 //! `backend/cuda/cast.rs`, `capi/cast.rs`, `kernels/cast.cu`, `tests/cast.rs`.
 //!
@@ -10,6 +11,7 @@
 //! * [`TensorView`]: how a matrix in the caller's memory is described.
 //! * [`Context`]: one device and its caches. [`Stream`]: a borrowed queue.
 //! * [`ops`]: one `unsafe fn` per operation: it checks its arguments, enqueues, and returns.
+//! * [`layers`]: Linear, norm + Linear, norm + MLP as one call forward and one backward.
 //!
 //! All memory is the caller's. An operation never allocates device memory, never synchronises, and is safe to capture into a CUDA
 //! graph once its kernels are loaded: pass [`Stream::PREPARE`] to load them ahead.

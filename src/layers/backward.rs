@@ -433,7 +433,9 @@ impl Layer {
             let to = Copies { row: Ptr::NULL, ..copies };
             // SAFETY: forwarded contract.
             unsafe { self.cast_weight(&a.call, i, a.weights[i], &to, &how, stream)? };
-            cache.valid |= transposed;
+            if !stream.is_prepare() {
+                cache.valid |= transposed;
+            }
         }
         Ok(copies)
     }

@@ -149,6 +149,19 @@ impl Layer {
     /// # Safety
     /// Pointers are live, with the extents that the arguments describe, until the stream has passed.
     pub unsafe fn forward(&self, a: &ForwardArgs, mut cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
+        let valid = cache.as_ref().map(|c| c.valid);
+        // SAFETY: forwarded contract.
+        let done = unsafe { self.enqueue_forward(a, cache.as_deref_mut(), stream) };
+        // What a failed or preparing call said it would fill is not filled.
+        if let (Some(c), Some(valid), true) = (cache, valid, done.is_err() || stream.is_prepare()) {
+            c.valid = valid;
+        }
+        done
+    }
+
+    /// # Safety
+    /// As [`Layer::forward`].
+    unsafe fn enqueue_forward(&self, a: &ForwardArgs, mut cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
         let (call, flags, config) = (&a.call, &a.call.flags, &self.config);
         let (fp8, t) = (self.fp8(flags), call.tokens);
         let sizes = self.sizes(flags);
