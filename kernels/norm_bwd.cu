@@ -45,22 +45,19 @@ DEVICE void wait(int stages) {
     default: asm volatile("cp.async.wait_group 3;" ::: "memory");
   }
 }
-DEVICE Vec16 read16(u32 at) {
-  Vec16 v;
-  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(at));
-  return v;
-}
-
+DEVICE Vec16 read16(u32 at) { Vec16 v; asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(at) : "memory"); return v; }
 DEVICE void write16(u32 at, const float *f) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]) : "memory"); }
+// The barrier of some of the block's warps. Number 0 is __syncthreads.
+DEVICE void sync_some(u32 number, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps. Dynamic shared memory: stages * 2 * SLOTS * 16 bytes a thread, and behind
-// it 4 bytes a column of one group's threads.
+// it 4 bytes a column of one group's threads; at least 8 (RMSNorm: 4) bytes a column of all groups' threads.
 extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) {
   extern __shared__ Vec16 ring[];
   __shared__ Pair part[2][16];
   const u32 T = a.warps * 32, group = threadIdx.x / T, groups = blockDim.x / T, t = threadIdx.x - group * T;
   const u32 vectors = (u32)a.hidden / N;
-  const auto barrier = [&] { asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(T) : "memory"); };
+  const auto barrier = [&] { sync_some(group + 1, T); };
 
   // The thread's part of the ring: slot i of tensor w (0: dy, 1: x) of stage s lies at ((s * 2 + w) * SLOTS + i) * pitch.
   const u32 pitch = blockDim.x * 16, mine = (u32)__cvta_generic_to_shared(ring) + threadIdx.x * 16;
@@ -179,45 +176,33 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
   }
 
   if (!a.partial) return;
-  // The groups add up, one after the other, in what was the ring; the last one writes.
-  float *sums = (float *)ring;
-  if (groups > 1) {
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    for (u32 g = 0; g + 1 < groups; ++g) {
-      __syncthreads();
-      if (group == g) {
-#pragma unroll
-        for (int j = 0; j < SLOTS * N; ++j) {
-          float *s = sums + j * T + t;
-          *s = dgamma[j / N][j % N] + (g ? *s : 0.0f);
-          if (!RMS) {
-            s += SLOTS * N * T;
-            *s = dbeta[j / N][j % N] + (g ? *s : 0.0f);
-          }
-        }
-      }
-    }
-    __syncthreads();
-    if (group + 1 != groups) return;
-#pragma unroll
-    for (int j = 0; j < SLOTS * N; ++j) {
-      dgamma[j / N][j % N] += sums[j * T + t];
-      if (!RMS) dbeta[j / N][j % N] += sums[(SLOTS * N + j) * T + t];
-    }
-  }
-  float *out = a.partial + (i64)blockIdx.x * (RMS ? 1 : 2) * a.hidden;
+  // Every group lays its sums where ring and weight were, from kind (0: dgamma, 1: dbeta), group and column on; then all threads add up,
+  // group after group.
+  const u32 columns = T * (OCTETS * 8), sums = (u32)__cvta_generic_to_shared(ring);
+  wait(1);
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < SLOTS; ++i)
-    if (i * T + t < vectors) {
 #pragma unroll
-      for (int k = 0; k < N; k += 4) {
-        const u32 c = (i * T + t) * N + k;
-        Vec16 v = {{bits_of(dgamma[i][k]), bits_of(dgamma[i][k + 1]), bits_of(dgamma[i][k + 2]), bits_of(dgamma[i][k + 3])}};
-        st16(out + c, v);
-        if (!RMS) {
-          Vec16 b = {{bits_of(dbeta[i][k]), bits_of(dbeta[i][k + 1]), bits_of(dbeta[i][k + 2]), bits_of(dbeta[i][k + 3])}};
-          st16(out + a.hidden + c, b);
-        }
+    for (int k = 0; k < N; k += 4) {
+      const u32 at = sums + (group * columns + (i * T + t) * N + k) * 4;
+      write16(at, &dgamma[i][k]);
+      if (!RMS) write16(at + groups * columns * 4, &dbeta[i][k]);
+    }
+  __syncthreads();
+  float *out = a.partial + (i64)blockIdx.x * (RMS ? 1 : 2) * a.hidden;
+#pragma unroll 1
+  for (u32 kind = 0; kind < (RMS ? 1u : 2u); ++kind, out += a.hidden)
+#pragma unroll 1
+    for (u32 c = threadIdx.x * 4; c < (u32)a.hidden; c += blockDim.x * 4) {
+      const u32 at = sums + (kind * groups * columns + c) * 4;
+      Vec16 v = read16(at);
+#pragma unroll 1
+      for (u32 g = 1; g < groups; ++g) {
+        const Vec16 more = read16(at + g * columns * 4);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) v.w[k] = bits_of(float_of(v.w[k]) + float_of(more.w[k]));
       }
+      st16(out + c, v);
     }
 }

@@ -26,7 +26,7 @@ DEVICE u32 shift_of(int dt) { return dt == DT_F32 ? 2 : 1; }
 DEVICE const void *row_of(const void *p, int dt, i64 row, i64 ld) { return (const u8 *)p + ((row * ld) << shift_of(dt)); }
 DEVICE float weight_of(const Args &a, i64 i) { return a.gamma ? load_as(a.gamma, a.gamma_dt, i) + (a.zero_centered ? 1.0f : 0.0f) : 1.0f; }
 
-extern "C" __global__ void __launch_bounds__(512) norm_bwd_dx(const Args a) {
+extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_dx(const Args a) {
   __shared__ Pair part[2][32];
   const float inv_n = 1.0f / (float)a.hidden;
   u32 turn = 0;

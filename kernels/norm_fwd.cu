@@ -240,8 +240,8 @@ template <bool VEC> DEVICE void loop(const Args &a) {
 }
 
 // hidden is a multiple of N; everything is aligned for vectors.
-extern "C" __global__ void __launch_bounds__(512) norm_fwd_loop_vec(const Args a) { loop<true>(a); }
-extern "C" __global__ void __launch_bounds__(512) norm_fwd_loop(const Args a) { loop<false>(a); }
+extern "C" __global__ void __launch_bounds__(512, 1) norm_fwd_loop_vec(const Args a) { loop<true>(a); }
+extern "C" __global__ void __launch_bounds__(512, 1) norm_fwd_loop(const Args a) { loop<false>(a); }
 
 #else
 // ---------------------------------------------------------------- transposed only

@@ -351,12 +351,14 @@ fn backward_plan(dtype: DType, rows: u64, cols: u64, multiprocessors: u32, max_s
     let stage = columns * groups * 2 * dtype.size() as u64;
     let weight = columns * 4;
     let stages = (u64::from(max_smem).checked_sub(weight)? / stage).min(4);
-    (stages > 0).then(|| BackwardPlan {
+    // At the end the groups lay two sums a column over all of it.
+    let smem = (weight + stages * stage).max(columns * groups * 8);
+    (stages > 0 && smem <= u64::from(max_smem)).then(|| BackwardPlan {
         octets,
         warps: (row_threads / 32) as u32,
         groups: groups as u32,
         stages: stages as u32,
-        smem: (weight + stages * stage) as u32,
+        smem: smem as u32,
         grid: rows.div_ceil(groups).min(u64::from(multiprocessors)) as u32,
     })
 }
@@ -483,9 +485,9 @@ mod tests {
                         let block = p.warps * 32 * p.groups;
                         assert!(block <= 512 && p.groups <= 16 && (p.warps == 1 || p.groups < 16));
                         assert!(p.smem <= max_smem && (1..=4).contains(&p.stages) && (1..=132).contains(&p.grid));
-                        // The groups add up in the ring.
-                        let ring = p.stages * block * p.octets as u32 * 16 * dtype.size() as u32;
-                        assert!(p.groups == 1 || p.warps * 32 * p.octets as u32 * 8 * 4 * 2 <= ring, "{p:?}");
+                        let columns = p.warps * 32 * p.octets as u32 * 8;
+                        assert!(p.smem >= columns * 4 + p.stages * columns * p.groups * 2 * dtype.size() as u32, "{p:?}");
+                        assert!(p.smem >= columns * p.groups * 8, "{p:?}");
                     }
                 }
             }
