@@ -62,12 +62,12 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
   // The thread's part of the ring: slot i of tensor w (0: dy, 1: x) of stage s lies at ((s * 2 + w) * SLOTS + i) * pitch.
   const u32 pitch = blockDim.x * 16, mine = (u32)__cvta_generic_to_shared(ring) + threadIdx.x * 16;
   const i64 step = (i64)gridDim.x * groups, first = (i64)blockIdx.x * groups + group;
-  // The next row to fetch, and the thread's place in it.
+  // The next row to fetch. Addresses are formed anew for each row: six pointers and strides less to keep.
   i64 ahead = first;
-  const TX *dy = a.dy + first * a.lddy + t * N, *x = a.x + first * a.ldx + t * N;
   const auto fetch = [&](u32 stage) {
     if (ahead < a.rows) {
       const u32 to = mine + stage * (2 * SLOTS) * pitch;
+      const TX *dy = a.dy + ahead * a.lddy + t * N, *x = a.x + ahead * a.ldx + t * N;
 #pragma unroll
       for (int i = 0; i < SLOTS; ++i)
         if (i * T + t < vectors) {
@@ -76,8 +76,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
         }
     }
     ahead += step;
-    dy += step * a.lddy;
-    x += step * a.ldx;
     commit();
   };
 
@@ -116,9 +114,8 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
     if (!RMS) next_mu = a.mu[first];
     next_rsigma = a.rsigma[first];
   }
-  TX *dx = a.dx + first * a.lddx + t * N;
   u32 stage = 0, turn = 0;
-  for (i64 row = first; row < a.rows; row += step, dx += step * a.lddx, turn ^= 1) {
+  for (i64 row = first; row < a.rows; row += step, turn ^= 1) {
     // The stage before this one was read in the last round, by this thread alone.
     fetch(stage ? stage - 1 : a.stages - 1);
     const float mu = next_mu, rsigma = next_rsigma;
@@ -162,6 +159,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
     if (RMS) products = row_sum(products, (float *)(part[turn] + group * a.warps), t >> 5, a.warps, barrier);
     else row_sum2_16(products, plain, part[turn] + group * a.warps, t >> 5, a.warps, barrier);
     const float m = products * inv_n * rsigma, m0 = RMS ? 0.0f : plain * inv_n * rsigma;
+    TX *dx = a.dx + row * a.lddx + t * N;
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i)
       if (i * T + t < vectors) {
