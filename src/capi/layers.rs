@@ -109,10 +109,12 @@ unsafe fn config(p: *const nvte_layer_config_t, kind: impl Fn(&nvte_layer_config
         eps: c.eps,
         zero_centered_gamma: flag("zero_centered_gamma", c.zero_centered_gamma)?,
     };
+    let kind = kind(&c, norm)?;
+    let out_features = if norm_mlp(&kind) && c.out_features == 0 { c.in_features } else { c.out_features };
     Ok(LayerConfig {
-        kind: kind(&c, norm)?,
+        kind,
         in_features: c.in_features,
-        out_features: c.out_features,
+        out_features,
         ffn_features: c.ffn_features,
         dtype: DType::from_i32("dtype", c.dtype)?,
         param_dtype: DType::from_i32("param_dtype", c.param_dtype)?,
@@ -139,7 +141,12 @@ fn layer(handle: nvte_layer_t, wanted: &str, is: impl Fn(&Kind) -> bool) -> Resu
     if is(&layer.config().kind) {
         return Ok(layer);
     }
-    Err(Error::argument(Status::InvalidHandle, "layer", format!("{:?}", layer.config().kind), format!("must be a {wanted} layer")))
+    let found = match layer.config().kind {
+        Kind::Linear => "Linear",
+        Kind::NormLinear(_) => "LayerNormLinear",
+        Kind::NormMlp(..) => "LayerNormMLP",
+    };
+    Err(Error::argument(Status::InvalidHandle, "layer", found, format!("must be a {wanted} layer")))
 }
 
 fn linear(kind: &Kind) -> bool {

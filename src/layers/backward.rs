@@ -3,7 +3,7 @@
 use super::{
     forward::{multiply, pad_codes, view, Saved},
     pad, slot,
-    weights::{Copies, WeightCast},
+    weights::{with_valid, Copies, WeightCast},
     Arena, BackwardArgs, Layer, LayerFlags, Linear, WeightCache,
 };
 use crate::{
@@ -132,11 +132,18 @@ impl Layer {
     ///
     /// # Safety
     /// Pointers are live, with the extents that the arguments describe, until the stream has passed.
-    pub unsafe fn backward(&self, a: &BackwardArgs, mut cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
+    pub unsafe fn backward(&self, a: &BackwardArgs, cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        with_valid(cache, stream, |cache| unsafe { self.run_backward(a, cache, stream) })
+    }
+
+    /// # Safety
+    /// As [`Layer::backward`].
+    unsafe fn run_backward(&self, a: &BackwardArgs, mut cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
         let (call, flags, config) = (&a.call, &a.call.flags, &self.config);
         let (fp8, t, last) = (self.fp8(flags), call.tokens, self.count - 1);
         let sizes = self.sizes(flags);
-        let [saved_range, workspace] = self.check_call(call, sizes.saved, sizes.backward_workspace)?;
+        let [saved_range, workspace, live, scale] = self.check_call(call, sizes.saved, sizes.backward_workspace)?;
         let none = check::Range { name: "", start: 0, end: 0 };
         let (dy, dy_range) = self.matrix("dy", config.dtype, a.dy, t, self.products[last].n)?;
         let k0 = self.products[0].k;
@@ -157,7 +164,7 @@ impl Layer {
                 Some(m)
             }
         };
-        let mut outputs = [workspace, none, none, none, none, none, none, none, none];
+        let mut outputs = [workspace, none, none, none, none, none, none, none, none, live, scale];
         let wanted = |name: &'static str, p: Ptr, asked: bool| match p.is_null() || asked {
             true => Ok(!p.is_null()),
             false => Err(Error::argument(Status::Unsupported, name, format!("{:#x}", p.0), "the flags of forward did not ask for it")),

@@ -1,6 +1,6 @@
 //! The forward pass.
 
-use super::{pad, slot, weights::Copies, weights::WeightCast, Arena, ForwardArgs, Layer, LayerFlags, Linear, Rows, WeightCache};
+use super::{pad, slot, weights::{with_valid, Copies, WeightCast}, Arena, ForwardArgs, Layer, LayerFlags, Linear, Rows, WeightCache};
 use crate::{
     context::Stream,
     error::{Error, Result, Status},
@@ -148,24 +148,18 @@ impl Layer {
     ///
     /// # Safety
     /// Pointers are live, with the extents that the arguments describe, until the stream has passed.
-    pub unsafe fn forward(&self, a: &ForwardArgs, mut cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
-        let valid = cache.as_ref().map(|c| c.valid);
+    pub unsafe fn forward(&self, a: &ForwardArgs, cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
         // SAFETY: forwarded contract.
-        let done = unsafe { self.enqueue_forward(a, cache.as_deref_mut(), stream) };
-        // What a failed or preparing call said it would fill is not filled.
-        if let (Some(c), Some(valid), true) = (cache, valid, done.is_err() || stream.is_prepare()) {
-            c.valid = valid;
-        }
-        done
+        with_valid(cache, stream, |cache| unsafe { self.run_forward(a, cache, stream) })
     }
 
     /// # Safety
     /// As [`Layer::forward`].
-    unsafe fn enqueue_forward(&self, a: &ForwardArgs, mut cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
+    unsafe fn run_forward(&self, a: &ForwardArgs, mut cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
         let (call, flags, config) = (&a.call, &a.call.flags, &self.config);
         let (fp8, t) = (self.fp8(flags), call.tokens);
         let sizes = self.sizes(flags);
-        let [saved_range, workspace] = self.check_call(call, sizes.saved, sizes.forward_workspace)?;
+        let [saved_range, workspace, live, scale] = self.check_call(call, sizes.saved, sizes.forward_workspace)?;
         let (x, x_range) = self.matrix("x", config.dtype, a.x, t, self.products[0].k)?;
         let last = self.products[self.count - 1];
         let (y, y_range) = self.matrix("y", config.dtype, a.y, t, last.n)?;
@@ -188,15 +182,8 @@ impl Layer {
             Some(c) => self.cached(c).map(|(copies, range)| (Some(copies), range))?,
             None => (None, none),
         };
-        check::disjoint(&inputs, &[y_range, saved_range, workspace, norm_out.map_or(none, |n| n.1), cache_range])?;
-        if config.recipe.is_none() && flags.calibrate {
-            return Err(Error::argument(Status::Unsupported, "calibrate", 1, "needs a recipe whose slots record"));
-        }
-
-        if !fp8 && config.param_dtype != config.dtype {
-            let rule = format!("must be dtype, {}, where products run without FP8", config.dtype.name());
-            return Err(Error::argument(Status::InvalidDType, "param_dtype", config.param_dtype.name(), rule));
-        }
+        let norm_range = norm_out.map_or(none, |n| n.1);
+        check::disjoint(&inputs, &[y_range, saved_range, workspace, norm_range, cache_range, live, scale])?;
 
         let saved = self.saved(&mut Arena::place(call.saved, t), flags);
         let mut plan = self.forward_plan(&mut Arena::place(call.workspace, t), flags, cached.is_some());
@@ -302,7 +289,7 @@ impl Layer {
             if let Some(weight) = &weight {
                 pad_codes(self, &weight.output, stream)?;
                 if ours || weight.current.is_some() {
-                    b.cast(weight, stream)?;
+                    self.cast_and_record(weight, stream)?;
                 }
             }
             match self.current() {

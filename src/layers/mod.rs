@@ -364,9 +364,16 @@ impl Layer {
         [2 * i, 2 * i + 1, 3 * self.count - 1 - i].map(|s| s as u64)
     }
 
-    /// Checks what both passes share.
-    fn check_call(&self, c: &LayerCall, saved: Linear, workspace: Linear) -> Result<[check::Range; 2]> {
+    /// Checks what both passes share. Returns where `saved`, the workspace, `live` and `scale` lie.
+    fn check_call(&self, c: &LayerCall, saved: Linear, workspace: Linear) -> Result<[check::Range; 4]> {
         let b = self.ctx.backend();
+        if self.config.recipe.is_none() && c.flags.calibrate {
+            return Err(Error::argument(Status::Unsupported, "calibrate", 1, "needs a recipe whose slots record"));
+        }
+        if !self.fp8(&c.flags) && self.config.param_dtype != self.config.dtype {
+            let rule = format!("must be dtype, {}, where products run without FP8", self.config.dtype.name());
+            return Err(Error::argument(Status::InvalidDType, "param_dtype", self.config.param_dtype.name(), rule));
+        }
         if c.tokens < 0 {
             return Err(Error::argument(Status::InvalidShape, "tokens", c.tokens, "must not be negative"));
         }
@@ -374,7 +381,7 @@ impl Layer {
         if c.tokens > MOST {
             return Err(Error::argument(Status::SizeOverflow, "tokens", c.tokens, format!("must be at most {MOST}")));
         }
-        let mut ranges = [check::Range { name: "saved", start: 0, end: 0 }; 2];
+        let mut ranges = [check::Range { name: "saved", start: 0, end: 0 }; 4];
         for (range, (name, bytes_name, p, given, needed)) in ranges.iter_mut().zip([
             ("saved", "saved_bytes", c.saved, c.saved_bytes, saved.bytes(c.tokens)),
             ("workspace", "workspace_bytes", c.workspace, c.workspace_bytes, workspace.bytes(c.tokens)),
@@ -388,8 +395,9 @@ impl Layer {
             check::required(b, name, p, 16)?;
             *range = check::Range { name, start: p.0, end: p.0.saturating_add(needed) };
         }
-        check::pointer(b, "live", c.live, 4)?;
-        check::pointer(b, "scale", c.scale, 4)?;
+        let slots = 3 * self.count as i64;
+        ranges[2] = check::vector(b, "live", c.live, DType::F32, slots, true)?;
+        ranges[3] = check::vector(b, "scale", c.scale, DType::F32, slots, true)?;
         check::pointer(b, "skip_refresh", c.skip_refresh, 4)?;
         Ok(ranges)
     }

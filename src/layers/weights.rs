@@ -7,7 +7,11 @@ use super::{
 use crate::{
     context::Stream,
     error::{Error, Result, Status},
-    ops::{cast::CastJob, check},
+    ops::{
+        amax::{self, AmaxArgs},
+        cast::CastJob,
+        check,
+    },
     tensor::{Ptr, TensorView},
 };
 
@@ -112,10 +116,40 @@ impl Layer {
         let job = self.weight_job(call, i, w, to, how)?;
         // SAFETY: the layer's call has checked sizes and memory.
         unsafe {
-            self.ctx.backend().cast(&job, stream)?;
+            self.cast_and_record(&job, stream)?;
             pad_codes(self, &job.output, stream)
         }
     }
+
+    /// A cast that records its amax as a maximum, with current scaling too, which by itself would replace what the slot holds.
+    ///
+    /// # Safety
+    /// As the calls of the layer.
+    pub(super) unsafe fn cast_and_record(&self, job: &CastJob, stream: Stream) -> Result<()> {
+        let mut job = *job;
+        // SAFETY: forwarded contract.
+        unsafe {
+            if job.current.is_some() && !job.output.amax.is_null() {
+                amax::amax(&self.ctx, &AmaxArgs { input: job.input, amax: job.output.amax }, stream)?;
+                job.output.amax = Ptr::NULL;
+            }
+            self.ctx.backend().cast(&job, stream)
+        }
+    }
+}
+
+/// Runs a pass; the caller's `valid` changes only if it filled copies: not on an error, and not on the prepare stream.
+pub(super) fn with_valid(
+    cache: Option<&mut WeightCache>,
+    stream: Stream,
+    pass: impl FnOnce(Option<&mut WeightCache>) -> Result<()>,
+) -> Result<()> {
+    let mut copy = cache.as_deref().copied();
+    pass(copy.as_mut())?;
+    if let (Some(to), Some(copy)) = (cache.filter(|_| stream != Stream::PREPARE), copy) {
+        to.valid = copy.valid;
+    }
+    Ok(())
 }
 
 /// How a weight's scale is found.

@@ -323,6 +323,99 @@ static void test_activation(nvte_context_t ctx) {
   free(bwd.workspace);
 }
 
+/* y = swiglu(rmsnorm(x) W1^T) W2^T in one call, and its gradients in another. */
+static void test_layers(nvte_context_t ctx) {
+  float x[2 * 2] = {3, 4, -1, 1}, w1[4 * 2] = {1, 0, 0, 1, 1, 1, 2, -1}, w2[2 * 2] = {1, 2, -1, 1}, y[4], dy[4] = {1, 0, 2, -1}, dx[4], dw2[4];
+  const uint32_t flags = NVTE_LAYER_NEEDS_DX | NVTE_LAYER_NEEDS_DW2;
+  nvte_layer_config_t config;
+  nvte_layer_sizes_t sizes;
+  nvte_layer_t layer = NULL, none = NULL;
+  nvte_layernorm_mlp_fwd_args_t fwd;
+  nvte_layernorm_mlp_bwd_args_t bwd;
+  double act[2][2], sum;
+  int r, c;
+
+  memset(&config, 0, sizeof config);
+  config.struct_size = sizeof config;
+  config.rmsnorm = 1;
+  config.activation = NVTE_ACTIVATION_SWIGLU;
+  config.in_features = 2;
+  config.ffn_features = 2;
+  OK(nvte_layernorm_mlp_create(ctx, &config, &layer));
+  FAILS(NVTE_ERROR_INVALID_VALUE, "ffn_features", nvte_layernorm_linear_create(ctx, &config, &none));
+  FAILS(NVTE_ERROR_UNSUPPORTED, "rmsnorm", nvte_linear_create(ctx, &config, &none));
+  CHECK(none == NULL);
+  memset(&sizes, 0, sizeof sizes);
+  FAILS(NVTE_ERROR_INVALID_STRUCT_SIZE, "sizes.struct_size", nvte_layer_sizes(layer, flags, &sizes));
+  sizes.struct_size = sizeof sizes;
+  OK(nvte_layer_sizes(layer, flags, &sizes));
+  CHECK(sizes.slots == 6 && sizes.weight_cache == 0);
+
+  memset(&fwd, 0, sizeof fwd);
+  fwd.struct_size = sizeof fwd;
+  fwd.flags = flags;
+  fwd.tokens = 2;
+  fwd.saved_bytes = sizes.saved_per_token * 2 + sizes.saved_fixed;
+  fwd.saved = scratch(fwd.saved_bytes);
+  fwd.workspace_bytes = sizes.forward_workspace_per_token * 2 + sizes.forward_workspace_fixed;
+  fwd.workspace = scratch(fwd.workspace_bytes);
+  fwd.x = x;
+  fwd.ldx = 2;
+  fwd.fc1_weight = w1;
+  fwd.ld_fc1_weight = 2;
+  fwd.fc2_weight = w2;
+  fwd.ld_fc2_weight = 2;
+  fwd.y = y;
+  fwd.ldy = 2;
+  OK(nvte_layernorm_mlp_fwd(layer, &fwd, NULL));
+  for (r = 0; r < 2; r++) {
+    const double root = sqrt((x[r * 2] * x[r * 2] + x[r * 2 + 1] * x[r * 2 + 1]) / 2), a = x[r * 2] / root, b = x[r * 2 + 1] / root;
+    act[r][0] = a / (1 + exp(-a)) * (a + b);
+    act[r][1] = b / (1 + exp(-b)) * (2 * a - b);
+    CHECK(near(y[r * 2], act[r][0] + 2 * act[r][1], 1e-5) && near(y[r * 2 + 1], act[r][1] - act[r][0], 1e-5));
+  }
+
+  memset(&bwd, 0, sizeof bwd);
+  bwd.struct_size = sizeof bwd;
+  bwd.flags = flags;
+  bwd.tokens = 2;
+  bwd.saved = fwd.saved;
+  bwd.saved_bytes = fwd.saved_bytes;
+  bwd.workspace_bytes = sizes.backward_workspace_per_token * 2 + sizes.backward_workspace_fixed;
+  bwd.workspace = scratch(bwd.workspace_bytes);
+  bwd.dy = dy;
+  bwd.lddy = 2;
+  bwd.x = x;
+  bwd.ldx = 2;
+  bwd.fc1_weight = w1;
+  bwd.ld_fc1_weight = 2;
+  bwd.fc2_weight = w2;
+  bwd.ld_fc2_weight = 2;
+  bwd.dx = dx;
+  bwd.lddx = 2;
+  bwd.dfc2_weight = dw2;
+  bwd.ld_dfc2_weight = 2;
+  OK(nvte_layernorm_mlp_bwd(layer, &bwd, NULL));
+  for (r = 0; r < 2; r++) {
+    for (c = 0; c < 2; c++) CHECK(near(dw2[r * 2 + c], dy[r] * act[0][c] + dy[2 + r] * act[1][c], 1e-5));
+    /* The norm takes away what lies along x. */
+    sum = x[r * 2] * dx[r * 2] + x[r * 2 + 1] * dx[r * 2 + 1];
+    CHECK(fabs(sum) < 1e-4);
+  }
+
+  bwd.dfc1_weight = w1;
+  FAILS(NVTE_ERROR_UNSUPPORTED, "dfc1_weight", nvte_layernorm_mlp_bwd(layer, &bwd, NULL));
+  FAILS(NVTE_ERROR_INVALID_HANDLE, "LayerNormMLP", nvte_linear_fwd(layer, NULL, NULL));
+  fwd.workspace_bytes--;
+  FAILS(NVTE_ERROR_WORKSPACE_TOO_SMALL, "workspace_bytes", nvte_layernorm_mlp_fwd(layer, &fwd, NULL));
+  free(fwd.saved);
+  free(fwd.workspace);
+  free(bwd.workspace);
+  OK(nvte_layer_destroy(NULL));
+  OK(nvte_layer_destroy(layer));
+  FAILS(NVTE_ERROR_INVALID_HANDLE, "destroyed", nvte_layer_destroy(layer));
+}
+
 int main(void) {
   nvte_context_options_t options;
   nvte_context_t ctx = NULL, none = NULL;
@@ -343,6 +436,7 @@ int main(void) {
   test_gemm(ctx);
   test_norm(ctx);
   test_activation(ctx);
+  test_layers(ctx);
   test_current_scaling(ctx);
   test_dequantize(ctx);
   test_scaling_update(ctx);

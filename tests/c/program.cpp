@@ -12,6 +12,8 @@
 extern "C" int second_unit_knows_the_abi(void);
 
 static_assert(!std::is_copy_constructible_v<nvte::context> && std::is_nothrow_move_constructible_v<nvte::context>);
+static_assert(!std::is_copy_constructible_v<nvte::layer> && std::is_nothrow_move_constructible_v<nvte::layer>);
+static_assert(!std::is_default_constructible_v<nvte::layer>);
 
 // `call` throws `status`, and its message holds `text`.
 template <class F>
@@ -133,6 +135,83 @@ static void test_activation(const nvte::context &ctx) {
   CHECK(nvte::activation_bwd_workspace(ctx, NVTE_ACTIVATION_REGLU, 0, 1) == 0);
 }
 
+// Memory that starts at a multiple of 16.
+struct aligned {
+  explicit aligned(std::uint64_t bytes) : memory(bytes / 8 + 2) {}
+  void *get() { return memory.data() + (reinterpret_cast<std::uintptr_t>(memory.data()) % 16) / 8; }
+  std::vector<double> memory;
+};
+
+static void test_layers(const nvte::context &ctx) {
+  const std::uint32_t flags = NVTE_LAYER_NEEDS_DX | NVTE_LAYER_NEEDS_DW;
+  nvte_layer_config_t config = nvte::layer_config(nvte::dtype::f32, 2, 3);
+  config.recipe = NVTE_RECIPE_CURRENT;
+  config.power_of_two = 1;
+  nvte::layer other = nvte::layer::linear(ctx, config);
+  const nvte::layer linear = std::move(other);
+  CHECK(other.get() == nullptr && linear.get() != nullptr);
+  const nvte_layer_sizes_t sizes = linear.sizes(flags);
+  CHECK(sizes.slots == 3 && sizes.saved_per_token == 2 && sizes.weight_cache > 0);
+
+  // With a scale that is a power of two, small integers are exact.
+  const std::vector<float> x = {1, 2, -4, 8}, w = {1, 0, 0, 1, 2, -1}, b = {0.5f, 0, 1};
+  std::vector<float> y(6, NAN), dx(4, NAN), dw(6, NAN), db(3, NAN);
+  aligned saved(sizes.saved_per_token * 2 + sizes.saved_fixed);
+  aligned forward_workspace(sizes.forward_workspace_per_token * 2 + sizes.forward_workspace_fixed);
+  nvte_linear_fwd_args_t f = nvte::sized<nvte_linear_fwd_args_t>();
+  f.flags = flags;
+  f.tokens = 2;
+  f.saved = saved.get();
+  f.saved_bytes = sizes.saved_per_token * 2 + sizes.saved_fixed;
+  f.workspace = forward_workspace.get();
+  f.workspace_bytes = sizes.forward_workspace_per_token * 2 + sizes.forward_workspace_fixed;
+  f.x = x.data();
+  f.ldx = 2;
+  f.weight = w.data();
+  f.ldw = 2;
+  f.bias = b.data();
+  f.y = y.data();
+  f.ldy = 3;
+  linear.forward(f);
+  CHECK((y == std::vector<float>{1.5f, 2, 1, -3.5f, 8, -15}));
+
+  const std::vector<float> dy = {1, 2, 0, 0, 4, 1};
+  aligned backward_workspace(sizes.backward_workspace_per_token * 2 + sizes.backward_workspace_fixed);
+  nvte_linear_bwd_args_t g = nvte::sized<nvte_linear_bwd_args_t>();
+  g.flags = flags;
+  g.tokens = 2;
+  g.saved = saved.get();
+  g.saved_bytes = f.saved_bytes;
+  g.workspace = backward_workspace.get();
+  g.workspace_bytes = sizes.backward_workspace_per_token * 2 + sizes.backward_workspace_fixed;
+  g.dy = dy.data();
+  g.lddy = 3;
+  g.weight = w.data();
+  g.ldw = 2;
+  g.dx = dx.data();
+  g.lddx = 2;
+  g.dw = dw.data();
+  g.lddw = 2;
+  g.dw_dtype = NVTE_F32;
+  g.db = db.data();
+  linear.backward(g);
+  CHECK((dx == std::vector<float>{1, 2, 2, 3}));
+  CHECK((dw == std::vector<float>{1, 2, -14, 36, -4, 8}) && (db == std::vector<float>{1, 6, 1}));
+
+  config = nvte::layer_config(nvte::dtype::bf16, 4, 4);
+  config.eps = 1e-5f;
+  config.ffn_features = 8;
+  config.activation = NVTE_ACTIVATION_SWIGLU;
+  CHECK(nvte::layer::layernorm_mlp(ctx, config).sizes(0).slots == 6);
+  config.ffn_features = 0;
+  const nvte::layer norm = nvte::layer::layernorm_linear(ctx, config);
+  throws(NVTE_ERROR_INVALID_HANDLE, "LayerNormLinear", [&] { linear.forward(nvte::sized<nvte_layernorm_linear_fwd_args_t>()); });
+  throws(NVTE_ERROR_INVALID_HANDLE, "Linear", [&] { norm.backward(g); });
+  throws(NVTE_ERROR_INVALID_HANDLE, "LayerNormLinear", [&] { linear.backward(nvte::sized<nvte_layernorm_linear_bwd_args_t>()); });
+  throws(NVTE_ERROR_INVALID_HANDLE, "LayerNormMLP", [&] { linear.forward(nvte::sized<nvte_layernorm_mlp_fwd_args_t>()); });
+  throws(NVTE_ERROR_INVALID_HANDLE, "LayerNormMLP", [&] { linear.backward(nvte::sized<nvte_layernorm_mlp_bwd_args_t>()); });
+}
+
 int main() {
   test_base();
   const nvte::context ctx = nvte::context::cpu();
@@ -140,6 +219,7 @@ int main() {
   test_gemm(ctx);
   test_norm(ctx);
   test_activation(ctx);
+  test_layers(ctx);
   test_scaling(ctx);
   std::puts("passed");
 }

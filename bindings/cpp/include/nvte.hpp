@@ -283,6 +283,74 @@ inline void activation_bwd(const context &ctx, const nvte_activation_bwd_args_t 
   check(api().activation_bwd(ctx.get(), &args, stream));
 }
 
+// A layer's description with its size set: x, y and their gradients of `type`, parameters of the same; no FP8 until `recipe` is set.
+inline nvte_layer_config_t layer_config(dtype type, std::int64_t in_features, std::int64_t out_features) {
+  nvte_layer_config_t config = sized<nvte_layer_config_t>();
+  config.dtype = static_cast<std::int32_t>(type);
+  config.param_dtype = static_cast<std::int32_t>(type);
+  config.in_features = in_features;
+  config.out_features = out_features;
+  return config;
+}
+
+// A layer, immutable, shared by threads and streams: everything that changes lies in the caller's memory. Argument structs come from
+// sized<>(); the type of the struct must be that of the kind the layer was made as.
+class layer {
+ public:
+  static layer linear(const context &ctx, const nvte_layer_config_t &config) {
+    layer made;
+    check(api().linear_create(ctx.get(), &config, &made.handle_));
+    return made;
+  }
+  static layer layernorm_linear(const context &ctx, const nvte_layer_config_t &config) {
+    layer made;
+    check(api().layernorm_linear_create(ctx.get(), &config, &made.handle_));
+    return made;
+  }
+  static layer layernorm_mlp(const context &ctx, const nvte_layer_config_t &config) {
+    layer made;
+    check(api().layernorm_mlp_create(ctx.get(), &config, &made.handle_));
+    return made;
+  }
+  layer(layer &&other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  layer &operator=(layer &&other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  layer(const layer &) = delete;
+  layer &operator=(const layer &) = delete;
+  ~layer() {
+    if (handle_ != nullptr) api().layer_destroy(handle_);
+  }
+
+  nvte_layer_t get() const noexcept { return handle_; }
+  // flags: NVTE_LAYER_*, here and in the argument structs.
+  nvte_layer_sizes_t sizes(std::uint32_t flags) const {
+    nvte_layer_sizes_t found = sized<nvte_layer_sizes_t>();
+    check(api().layer_sizes(handle_, flags, &found));
+    return found;
+  }
+
+  void forward(const nvte_linear_fwd_args_t &args, nvte_stream_t stream = nullptr) const { check(api().linear_fwd(handle_, &args, stream)); }
+  void forward(const nvte_layernorm_linear_fwd_args_t &args, nvte_stream_t stream = nullptr) const {
+    check(api().layernorm_linear_fwd(handle_, &args, stream));
+  }
+  void forward(const nvte_layernorm_mlp_fwd_args_t &args, nvte_stream_t stream = nullptr) const {
+    check(api().layernorm_mlp_fwd(handle_, &args, stream));
+  }
+  void backward(const nvte_linear_bwd_args_t &args, nvte_stream_t stream = nullptr) const { check(api().linear_bwd(handle_, &args, stream)); }
+  void backward(const nvte_layernorm_linear_bwd_args_t &args, nvte_stream_t stream = nullptr) const {
+    check(api().layernorm_linear_bwd(handle_, &args, stream));
+  }
+  void backward(const nvte_layernorm_mlp_bwd_args_t &args, nvte_stream_t stream = nullptr) const {
+    check(api().layernorm_mlp_bwd(handle_, &args, stream));
+  }
+
+ private:
+  layer() = default;
+  nvte_layer_t handle_ = nullptr;
+};
+
 }  // namespace nvte
 
 #endif  // NVTE_HPP
