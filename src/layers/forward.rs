@@ -1,6 +1,10 @@
 //! The forward pass.
 
-use super::{pad, slot, weights::{with_valid, Copies, WeightCast}, Arena, ForwardArgs, Layer, LayerFlags, Linear, Rows, WeightCache};
+use super::{
+    pad, slot,
+    weights::{with_valid, Copies, WeightCast},
+    Arena, ForwardArgs, Layer, LayerFlags, Linear, Rows, WeightCache,
+};
 use crate::{
     context::Stream,
     error::{Error, Result, Status},

@@ -10,6 +10,7 @@ mod cast;
 mod faults;
 mod framework;
 mod gemm;
+mod layers;
 mod norm;
 mod scaling;
 
@@ -35,14 +36,18 @@ const BASE: [&str; 12] = [
 
 /// One list of descriptions per family.
 fn functions() -> Vec<Function> {
-    [activation::functions(), cast::functions(), gemm::functions(), norm::functions(), scaling::functions()].into_iter().flatten().collect()
+    [activation::functions(), cast::functions(), gemm::functions(), layers::functions(), norm::functions(), scaling::functions()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 #[test]
 fn every_function_is_tried() {
     let described = functions();
     for name in NAMES {
-        let tried = BASE.contains(name) || gemm::BY_HAND.contains(name) || described.iter().any(|f| f.name == *name);
+        let by_hand = gemm::BY_HAND.contains(name) || layers::BY_HAND.contains(name);
+        let tried = BASE.contains(name) || by_hand || described.iter().any(|f| f.name == *name);
         assert!(tried, "{name} has no description in tests/bad_input");
     }
 }
@@ -80,6 +85,11 @@ fn the_same_with_a_driver_that_runs_nothing() {
 #[test]
 fn functions_about_plans_of_products() {
     gemm::the_rest();
+}
+
+#[test]
+fn functions_about_layers() {
+    layers::the_rest();
 }
 
 #[test]

@@ -110,6 +110,21 @@ impl Guarded {
     }
 }
 
+impl Guarded {
+    /// As [`Guarded::read`], but of more than twice `most` bytes only the first and the last `most`.
+    pub fn read_ends(&self, most: usize) -> Vec<u8> {
+        if self.bytes <= 2 * most {
+            return self.read();
+        }
+        let (from, to) = (self.offset - GUARD, self.offset + self.bytes - most);
+        let mut ends: Vec<u8> = self.buffer.read(from, GUARD + most).unwrap();
+        ends.extend(self.buffer.read::<u8>(to, most + GUARD).unwrap());
+        let guards = [&ends[..GUARD], &ends[ends.len() - GUARD..]];
+        assert!(guards.iter().all(|g| g.iter().all(|b| *b == GUARD_BYTE)), "a guard byte was overwritten");
+        ends
+    }
+}
+
 /// One f32 on the device (a scale, scale_inv or amax slot).
 pub struct SlotF32(Guarded);
 
