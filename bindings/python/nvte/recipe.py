@@ -27,6 +27,9 @@ Format.HYBRID = Format("HYBRID", float8_e4m3, float8_e5m2)
 
 
 def _format(value):
+    # Other libraries' formats are enumerations with the same names.
+    if not isinstance(value, (str, Format)):
+        value = getattr(value, "name", value)
     if isinstance(value, str):
         value = {"E4M3": Format.E4M3, "HYBRID": Format.HYBRID}.get(value.upper(), value)
     if isinstance(value, Format):
@@ -80,9 +83,10 @@ class DelayedScaling(Recipe):
     """Scales follow from the amaxes of earlier steps.
 
     margin: scales are divided by 2^margin. interval: scales change at every interval-th update. amax_history_len: the window L, the
-    newest amax included. amax_compute_algo: "max" of the window, "most_recent", or a function from the window [slots, L] (oldest
-    first) to amaxes [slots]. reduce_amax: amaxes are reduced over the ranks before an update. power_of_two: scales are rounded down to
-    powers of two. epsilon: floor of the amax.
+    newest amax included. amax_compute_algo: "max" of the window, "most_recent", or a function from a layer's window [L, slots] (the
+    newest first) to amaxes [slots]. scaling_factor_compute_algo: a function from (amaxes, scales, largest values of the formats, this
+    recipe) to new scales, all [slots]; None: the usual rule. reduce_amax: amaxes are reduced over the ranks before an update.
+    power_of_two: scales are rounded down to powers of two. epsilon: floor of the amax.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class DelayedScaling(Recipe):
         reduce_amax=True,
         power_of_two=False,
         epsilon=0.0,
+        scaling_factor_compute_algo=None,
     ):
         self.margin = _margin(margin)
         self.interval = _count("interval", interval)
@@ -106,6 +111,9 @@ class DelayedScaling(Recipe):
         self.reduce_amax = bool(reduce_amax)
         self.power_of_two = bool(power_of_two)
         self.epsilon = _epsilon(epsilon)
+        if scaling_factor_compute_algo is not None and not callable(scaling_factor_compute_algo):
+            raise ValueError(f"scaling_factor_compute_algo = {scaling_factor_compute_algo!r}: must be None or a function")
+        self.scaling_factor_compute_algo = scaling_factor_compute_algo
 
 
 class Float8CurrentScaling(Recipe):

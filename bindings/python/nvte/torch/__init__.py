@@ -1,0 +1,38 @@
+"""FP8 layers for PyTorch: the modules that users of NVIDIA's library know, on nvte.
+
+    import nvte.torch as te
+    from nvte import recipe
+    layer = te.Linear(1024, 4096)
+    with te.autocast(recipe=recipe.DelayedScaling()):
+        y = layer(x)
+    y.sum().backward()
+"""
+
+import torch as _torch  # noqa: F401
+
+from .. import recipe
+from ..recipe import DelayedScaling, Float8CurrentScaling, Format
+from .info import fp8_worthwhile, get_default_recipe, is_bf16_available, is_fp8_available
+from .modules import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
+from .region import autocast, fp8_autocast, is_fp8_enabled, reset_scaling, update_scaling
+
+__all__ = [
+    "DelayedScaling",
+    "Float8CurrentScaling",
+    "Format",
+    "LayerNorm",
+    "LayerNormLinear",
+    "LayerNormMLP",
+    "Linear",
+    "RMSNorm",
+    "autocast",
+    "fp8_autocast",
+    "fp8_worthwhile",
+    "get_default_recipe",
+    "is_bf16_available",
+    "is_fp8_available",
+    "is_fp8_enabled",
+    "recipe",
+    "reset_scaling",
+    "update_scaling",
+]

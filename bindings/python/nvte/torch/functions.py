@@ -1,0 +1,431 @@
+"""Layers as autograd functions: one call of the library forward, one backward.
+
+A call is described by a `run`, a tuple made by `modules.begin`: (plan, flags, live, scale, cache address, token, kept). The token is held
+by the node's ctx until its backward has run; `kept` holds whatever the addresses point into.
+"""
+
+import math
+
+import torch
+
+from .. import _abi
+from .._library import check, lib, packer
+from ..context import shared
+from .plans import ACCUMULATE_DW, NEEDS_DNORM, NEEDS_DX, NUMBERS, scratch
+
+_call = "flags tokens saved saved_bytes workspace workspace_bytes live scale weight_cache skip_refresh "
+_pack_linear_fwd = packer(_abi.nvte_linear_fwd_args_t, _call + "x ldx weight ldw bias y ldy")
+_pack_linear_bwd = packer(
+    _abi.nvte_linear_bwd_args_t, _call + "dy lddy x ldx weight ldw dx lddx dw lddw db dw_dtype reserved"
+)
+_pack_norm_linear_fwd = packer(
+    _abi.nvte_layernorm_linear_fwd_args_t, _call + "x ldx gamma beta weight ldw bias y ldy norm_out ld_norm_out"
+)
+_pack_norm_linear_bwd = packer(
+    _abi.nvte_layernorm_linear_bwd_args_t,
+    _call + "dy lddy x ldx gamma weight ldw dnorm_out ld_dnorm_out dx lddx dgamma dbeta dw lddw db dw_dtype reserved",
+)
+_pack_mlp_fwd = packer(
+    _abi.nvte_layernorm_mlp_fwd_args_t,
+    _call + "x ldx gamma beta fc1_weight ld_fc1_weight fc1_bias fc2_weight ld_fc2_weight fc2_bias y ldy norm_out ld_norm_out",
+)
+_pack_mlp_bwd = packer(
+    _abi.nvte_layernorm_mlp_bwd_args_t,
+    _call + "dy lddy x ldx gamma fc1_weight ld_fc1_weight fc2_weight ld_fc2_weight dnorm_out ld_dnorm_out dx lddx dgamma dbeta "
+    "dfc1_weight ld_dfc1_weight dfc1_bias dfc2_weight ld_dfc2_weight dfc2_bias dw_dtype reserved",
+)
+_pack_norm_fwd = packer(_abi.nvte_norm_fwd_args_t, "zero_centered_gamma x gamma beta y mu rsigma eps reserved")
+
+_bytes, _is_grad_enabled = torch.uint8, torch.is_grad_enabled
+_Function = torch.autograd.Function
+_functorch = torch._C._are_functorch_transforms_active
+
+
+def rows_of(x, width):
+    """(tensor, rows, row stride) of x as a matrix whose rows lie without gaps."""
+    if x.is_contiguous():
+        return x, x.numel() // width if width else math.prod(x.shape[:-1]), width
+    if x.dim() == 2:
+        ld, step = x.stride()
+        if step == 1 and ld >= width:
+            return x, x.shape[0], ld
+    x = x.contiguous()
+    return x, x.numel() // width if width else math.prod(x.shape[:-1]), width
+
+
+def weight_of(w):
+    """(tensor, row stride) of a weight."""
+    if w.is_contiguous():
+        return w, w.shape[1]
+    ld, step = w.stride()
+    if step == 1 and ld >= w.shape[1]:
+        return w, ld
+    return w.contiguous(), w.shape[1]
+
+
+def address(t):
+    """Address of a vector without gaps; 0 where there is none."""
+    return 0 if t is None else t.data_ptr() or 256
+
+
+def _vector(t):
+    return t if t is None or t.is_contiguous() else t.contiguous()
+
+
+def _room(run, tokens, forward):
+    """(saved bytes, workspace bytes) of a call."""
+    plan, flags = run[0], run[1]
+    sizes = plan.sizes.get(flags)
+    if sizes is None:
+        sizes = plan.bytes(flags)
+    a, b, c, d, e, f = sizes
+    return (a * tokens + b, c * tokens + d) if forward else (a * tokens + b, e * tokens + f)
+
+
+def _check_width(x, width, what="in_features"):
+    if not x.dim() or x.shape[-1] != width:
+        raise ValueError(f"input: the last dimension of {tuple(x.shape)} must be {what} = {width}")
+
+
+def main_grad_of(w):
+    """Where the gradient of a parameter is accumulated by the product itself."""
+    target = getattr(w, "main_grad", None)
+    if target is None:
+        raise RuntimeError("fuse_wgrad_accumulation: the weight has no main_grad")
+    if target.dtype not in NUMBERS or not target.is_contiguous() or target.shape != w.shape or target.device != w.device:
+        raise RuntimeError("main_grad: must be float32, float16 or bfloat16, contiguous, of the weight's shape and on its device")
+    return target
+
+
+def _weight_gradients(ctx, run, weights, positions):
+    """(gradients to return, tensors to write, flags) for the weights; accumulated into main_grad where that is asked for."""
+    flags, targets, results = run[1], [], []
+    fused = run[6][0]
+    for w, i in zip(weights, positions):
+        if not ctx.needs_input_grad[i]:
+            targets.append(None)
+            results.append(None)
+        elif fused is None:
+            dw = w.new_empty(w.shape)
+            targets.append(dw)
+            results.append(dw)
+        else:
+            original = fused[len(targets)]
+            targets.append(main_grad_of(original))
+            results.append(None)
+            flags |= ACCUMULATE_DW
+            if hasattr(original, "grad_added_to_main_grad"):
+                original.grad_added_to_main_grad = True
+    return results, targets, flags
+
+
+class _Once(_Function):
+    """Gradients made with create_graph: a second derivative of them is refused."""
+
+    @staticmethod
+    def forward(ctx, dy, *grads):
+        return tuple(g.view_as(g) for g in grads)
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise RuntimeError("layers of nvte have no second derivatives: their backward pass cannot be differentiated")
+
+
+def _finish(dy, grads):
+    """What a backward pass returns."""
+    if _is_grad_enabled() and dy is not None and dy.requires_grad:
+        present = [g for g in grads if g is not None]
+        if present:
+            made = iter(_Once.apply(dy, *present))
+            return tuple(None if g is None else next(made) for g in grads)
+    return grads
+
+
+# --- Linear ---
+
+
+def linear_forward(x, weight, bias, run):
+    """(y, saved, x as read)."""
+    plan, flags, live, scale, cache, _, _ = run
+    k, n = plan.k, plan.n
+    x2, tokens, ldx = rows_of(x, k)
+    if weight.is_contiguous():
+        w, ldw = weight, k
+    else:
+        w, ldw = weight_of(weight)
+    bias = _vector(bias)
+    y = x.new_empty((*x.shape[:-1], n))
+    saved_bytes, size = _room(run, tokens, True)
+    index = plan.index
+    stream = plan.stream(index)
+    at, held, _ = scratch(index, stream, size, plan.where)
+    if saved_bytes:
+        saved = x.new_empty(saved_bytes, dtype=_bytes)
+        saved_at = saved.data_ptr()
+    else:
+        saved, saved_at = None, 0
+    arguments = _pack_linear_fwd(
+        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, 0, x2.data_ptr() or 256, ldx, w.data_ptr() or 256, ldw,
+        0 if bias is None else bias.data_ptr() or 256, y.data_ptr() or 256, n,
+    )  # fmt: skip
+    status = lib.nvte_linear_fwd(plan.handle, arguments, stream)
+    if status:
+        check(status)
+    return y, saved, x2
+
+
+class LinearFunction(_Function):
+    """y = x W^T + b."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, run):
+        y, saved, x2 = linear_forward(x, weight, bias, run)
+        # FP8 keeps its own copy of x, other modes read x again.
+        ctx.save_for_backward(weight, saved, None if run[0].fp8 or not run[1] & 2 else x2)
+        ctx.run, ctx.shape = run, x.shape
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        run = ctx.run
+        plan, flags, live, scale, cache, token, _ = run
+        if token is not None:
+            token.started = True
+        weight, saved, x = ctx.saved_tensors
+        k, n = plan.k, plan.n
+        dy2, tokens, lddy = rows_of(dy, n)
+        w, ldw = weight_of(weight)
+        dx = dy.new_empty(ctx.shape) if flags & NEEDS_DX else None
+        needs = ctx.needs_input_grad
+        (dw,), (target,), flags = _weight_gradients(ctx, run, (weight,), (1,))
+        db = weight.new_empty(n) if needs[2] else None
+        x_at, ldx = 0, k
+        if x is not None:
+            x, _, ldx = rows_of(x, k)
+            x_at = x.data_ptr() or 256
+        saved_bytes, size = _room(run, tokens, False)
+        index = plan.index
+        stream = plan.stream(index)
+        at, held, _ = scratch(index, stream, size, plan.where)
+        arguments = _pack_linear_bwd(
+            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0,
+            dy2.data_ptr() or 256, lddy, x_at, ldx, w.data_ptr() or 256, ldw,
+            0 if dx is None else dx.data_ptr() or 256, k, 0 if target is None else target.data_ptr() or 256, k,
+            0 if db is None else db.data_ptr() or 256, NUMBERS[weight.dtype if target is None else target.dtype], 0,
+        )  # fmt: skip
+        status = lib.nvte_linear_bwd(plan.handle, arguments, stream)
+        if status:
+            check(status)
+        if _is_grad_enabled():
+            return _finish(dy, (dx, dw, db, None))
+        return dx, dw, db, None
+
+
+# --- norm + Linear ---
+
+
+def norm_linear_forward(x, gamma, beta, weight, bias, run):
+    """(y, norm's output or None, saved, x as read)."""
+    plan, flags, live, scale, cache, _, kept = run
+    k, n = plan.k, plan.n
+    x2, tokens, ldx = rows_of(x, k)
+    w, ldw = weight_of(weight)
+    gamma, beta, bias = _vector(gamma), _vector(beta), _vector(bias)
+    y = x.new_empty((*x.shape[:-1], n))
+    norm_out = x.new_empty(x.shape) if kept[1] else None
+    saved_bytes, size = _room(run, tokens, True)
+    index = plan.index
+    stream = plan.stream(index)
+    at, held, _ = scratch(index, stream, size, plan.where)
+    saved = x.new_empty(saved_bytes, dtype=_bytes) if saved_bytes else None
+    arguments = _pack_norm_linear_fwd(
+        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0, x2.data_ptr() or 256, ldx,
+        address(gamma), address(beta), w.data_ptr() or 256, ldw, address(bias), y.data_ptr() or 256, n, address(norm_out), k,
+    )  # fmt: skip
+    status = lib.nvte_layernorm_linear_fwd(plan.handle, arguments, stream)
+    if status:
+        check(status)
+    return y, norm_out, saved, x2
+
+
+class NormLinearFunction(_Function):
+    """y = norm(x) W^T + b, and the norm's output where wanted."""
+
+    @staticmethod
+    def forward(ctx, x, gamma, beta, weight, bias, run):
+        y, norm_out, saved, x2 = norm_linear_forward(x, gamma, beta, weight, bias, run)
+        ctx.save_for_backward(gamma, weight, saved, x2 if run[1] & (NEEDS_DX | NEEDS_DNORM) else None)
+        ctx.run, ctx.shape = run, x.shape
+        if norm_out is None:
+            return y
+        ctx.set_materialize_grads(False)
+        return y, norm_out
+
+    @staticmethod
+    def backward(ctx, dy, dnorm=None):
+        run = ctx.run
+        plan, _, live, scale, cache, token, _ = run
+        if token is not None:
+            token.started = True
+        gamma, weight, saved, x = ctx.saved_tensors
+        k, n = plan.k, plan.n
+        if dy is None:
+            if dnorm is None:
+                return (None,) * 6
+            dy = dnorm.new_zeros((*dnorm.shape[:-1], n))
+        dy2, tokens, lddy = rows_of(dy, n)
+        w, ldw = weight_of(weight)
+        needs = ctx.needs_input_grad
+        (dw,), (target,), flags = _weight_gradients(ctx, run, (weight,), (3,))
+        dx = dy.new_empty(ctx.shape) if needs[0] else None
+        dgamma = weight.new_empty(k) if needs[1] else None
+        dbeta = weight.new_empty(k) if needs[2] else None
+        db = weight.new_empty(n) if needs[4] else None
+        x_at, ldx, dnorm_at, ld_dnorm = 0, k, 0, k
+        if x is not None:
+            x, _, ldx = rows_of(x, k)
+            x_at = x.data_ptr() or 256
+            if dnorm is not None:
+                dnorm, _, ld_dnorm = rows_of(dnorm, k)
+                dnorm_at = dnorm.data_ptr() or 256
+        gamma = _vector(gamma)
+        saved_bytes, size = _room(run, tokens, False)
+        index = plan.index
+        stream = plan.stream(index)
+        at, held, _ = scratch(index, stream, size, plan.where)
+        arguments = _pack_norm_linear_bwd(
+            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0,
+            dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w.data_ptr() or 256, ldw, dnorm_at, ld_dnorm, address(dx), k,
+            address(dgamma), address(dbeta), address(target), k, address(db),
+            NUMBERS[weight.dtype if target is None else target.dtype], 0,
+        )  # fmt: skip
+        status = lib.nvte_layernorm_linear_bwd(plan.handle, arguments, stream)
+        if status:
+            check(status)
+        if _is_grad_enabled():
+            return _finish(dy, (dx, dgamma, dbeta, dw, db, None))
+        return dx, dgamma, dbeta, dw, db, None
+
+
+# --- norm + MLP ---
+
+
+def norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run):
+    """(y, norm's output or None, saved, x as read)."""
+    plan, flags, live, scale, cache, _, kept = run
+    k = plan.k
+    x2, tokens, ldx = rows_of(x, k)
+    w1, ld1 = weight_of(w1)
+    w2, ld2 = weight_of(w2)
+    gamma, beta, b1, b2 = _vector(gamma), _vector(beta), _vector(b1), _vector(b2)
+    y = x.new_empty(x.shape)
+    norm_out = x.new_empty(x.shape) if kept[1] else None
+    saved_bytes, size = _room(run, tokens, True)
+    index = plan.index
+    stream = plan.stream(index)
+    at, held, _ = scratch(index, stream, size, plan.where)
+    saved = x.new_empty(saved_bytes, dtype=_bytes) if saved_bytes else None
+    arguments = _pack_mlp_fwd(
+        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0, x2.data_ptr() or 256, ldx,
+        address(gamma), address(beta), w1.data_ptr() or 256, ld1, address(b1), w2.data_ptr() or 256, ld2, address(b2),
+        y.data_ptr() or 256, k, address(norm_out), k,
+    )  # fmt: skip
+    status = lib.nvte_layernorm_mlp_fwd(plan.handle, arguments, stream)
+    if status:
+        check(status)
+    return y, norm_out, saved, x2
+
+
+class NormMLPFunction(_Function):
+    """y = act(norm(x) W1^T + b1) W2^T + b2, and the norm's output where wanted."""
+
+    @staticmethod
+    def forward(ctx, x, gamma, beta, w1, b1, w2, b2, run):
+        y, norm_out, saved, x2 = norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run)
+        ctx.save_for_backward(gamma, w1, w2, saved, x2 if run[1] & (NEEDS_DX | NEEDS_DNORM) else None)
+        ctx.run, ctx.shape = run, x.shape
+        if norm_out is None:
+            return y
+        ctx.set_materialize_grads(False)
+        return y, norm_out
+
+    @staticmethod
+    def backward(ctx, dy, dnorm=None):
+        run = ctx.run
+        plan, _, live, scale, cache, token, _ = run
+        if token is not None:
+            token.started = True
+        gamma, w1, w2, saved, x = ctx.saved_tensors
+        k = plan.k
+        if dy is None:
+            if dnorm is None:
+                return (None,) * 8
+            dy = torch.zeros_like(dnorm)
+        dy2, tokens, lddy = rows_of(dy, k)
+        w1, ld1 = weight_of(w1)
+        w2, ld2 = weight_of(w2)
+        needs = ctx.needs_input_grad
+        (dw1, dw2), (target1, target2), flags = _weight_gradients(ctx, run, (w1, w2), (3, 5))
+        dx = dy.new_empty(ctx.shape) if needs[0] else None
+        dgamma = w1.new_empty(k) if needs[1] else None
+        dbeta = w1.new_empty(k) if needs[2] else None
+        db1 = w1.new_empty(w1.shape[0]) if needs[4] else None
+        db2 = w1.new_empty(k) if needs[6] else None
+        x_at, ldx, dnorm_at, ld_dnorm = 0, k, 0, k
+        if x is not None:
+            x, _, ldx = rows_of(x, k)
+            x_at = x.data_ptr() or 256
+            if dnorm is not None:
+                dnorm, _, ld_dnorm = rows_of(dnorm, k)
+                dnorm_at = dnorm.data_ptr() or 256
+        gamma = _vector(gamma)
+        target = target1 if target1 is not None else target2
+        saved_bytes, size = _room(run, tokens, False)
+        index = plan.index
+        stream = plan.stream(index)
+        at, held, _ = scratch(index, stream, size, plan.where)
+        arguments = _pack_mlp_bwd(
+            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0,
+            dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w1.data_ptr() or 256, ld1, w2.data_ptr() or 256, ld2,
+            dnorm_at, ld_dnorm, address(dx), k, address(dgamma), address(dbeta), address(target1), k, address(db1),
+            address(target2), w2.shape[1], address(db2), NUMBERS[w1.dtype if target is None else target.dtype], 0,
+        )  # fmt: skip
+        status = lib.nvte_layernorm_mlp_bwd(plan.handle, arguments, stream)
+        if status:
+            check(status)
+        if _is_grad_enabled():
+            return _finish(dy, (dx, dgamma, dbeta, dw1, db1, dw2, db2, None))
+        return dx, dgamma, dbeta, dw1, db1, dw2, db2, None
+
+
+# Function.apply of torch looks for functorch each time; where none is active its own work can be left out.
+def _fast(kind):
+    return super(_Function, kind).apply
+
+
+_linear, _norm_linear, _norm_mlp = _fast(LinearFunction), _fast(NormLinearFunction), _fast(NormMLPFunction)
+
+
+def linear(x, weight, bias, run, graph):
+    """A Linear; `graph`: whether gradients are wanted."""
+    if graph:
+        return LinearFunction.apply(x, weight, bias, run) if _functorch() else _linear(x, weight, bias, run)
+    return linear_forward(x, weight, bias, run)[0]
+
+
+def norm_linear(x, gamma, beta, weight, bias, run, graph):
+    """(y, norm's output or None)."""
+    if not graph:
+        return norm_linear_forward(x, gamma, beta, weight, bias, run)[:2]
+    apply = NormLinearFunction.apply if _functorch() else _norm_linear
+    out = apply(x, gamma, beta, weight, bias, run)
+    return out if run[6][1] else (out, None)
+
+
+def norm_mlp(x, gamma, beta, w1, b1, w2, b2, run, graph):
+    """(y, norm's output or None)."""
+    if not graph:
+        return norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run)[:2]
+    apply = NormMLPFunction.apply if _functorch() else _norm_mlp
+    out = apply(x, gamma, beta, w1, b1, w2, b2, run)
+    return out if run[6][1] else (out, None)

@@ -1,0 +1,288 @@
+"""What all layers share: arguments, scaling state, and how a call begins."""
+
+import math
+import os
+
+import torch
+from torch.nn import init
+
+from . import checkpointing, region, state
+from .plans import CALIBRATE, NEEDS_DX, SCALE_DUE, SCALE_KEEP, WeightCache, plan_for
+
+_debug = os.environ.get("NVTE_DEBUG", "0") not in ("", "0")
+_local, _graph_task, _is_grad_enabled = region.local, torch._C._current_graph_task_id, torch.is_grad_enabled
+_is_autocast_enabled, _autocast_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+
+#: Arguments of NVIDIA's modules about parallelism and overlap, and the value that asks for none.
+_PARALLEL = {
+    "sequence_parallel": (False, None),
+    "tp_group": (None,),
+    "tp_size": (1, None),
+    "get_rng_state_tracker": (None,),
+    "rng_tracker_name": (None,),
+    "parallel_mode": (None,),
+    "set_parallel_mode": (False, None),
+    "parameters_split": (None,),
+    "return_layernorm_output_gathered": (False, None),
+    "ub_overlap_ag": (False, None),
+    "ub_overlap_rs": (False, None),
+    "ub_overlap_rs_dgrad": (False, None),
+    "ub_bulk_dgrad": (False, None),
+    "ub_bulk_wgrad": (False, None),
+    "ub_name": (None,),
+    "delay_wgrad_compute": (False, None),
+    "symmetric_ar_type": (None,),
+    "fp8_output": (False, None),
+    "fp8_grad": (False, None),
+}
+#: Arguments that change nothing here: sizes known beforehand, memory that is not kept anyway.
+_IGNORED = {"seq_length", "micro_batch_size", "save_original_input", "activation_params"}
+
+
+def refuse(kind, given):
+    """Arguments that are accepted for what they do not ask."""
+    for name, value in given.items():
+        if name in _PARALLEL:
+            if not any(value is d or (type(value) in (int, bool) and value == d) for d in _PARALLEL[name]):
+                raise NotImplementedError(f"{kind}: {name} = {value!r} is not supported yet")
+        elif name not in _IGNORED:
+            raise TypeError(f"{kind}() got an unexpected keyword argument {name!r}")
+
+
+def default_device(device):
+    """The device of parameters: the one given, else CUDA where there is one, else the CPU."""
+    if device is not None:
+        return torch.device(device)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Layer(torch.nn.Module):
+    """What the layers with scaling state share."""
+
+    _kind = None
+    _slots_wanted = 3
+
+    def _start(self, name, fuse_wgrad_accumulation):
+        d = self.__dict__
+        d["name"] = name
+        d["fuse_wgrad_accumulation"] = bool(fuse_wgrad_accumulation)
+        # Weights were replaced: their next cast takes its scale from their own amax.
+        d["_due"] = True
+        # The mode of the last training region: what a recomputation runs in.
+        d["_last"] = None
+        d["_slots"] = None
+        d["_plans"] = {}
+        d["_cache"] = None
+        d["_stats"] = None
+
+    def _take_slots(self):
+        """Slots on the device of the parameters, where that has any."""
+        parameter = next(iter(self._parameters.values()))
+        index = state.index_of(parameter.device)
+        if index is not None:
+            self._slots_on(index)
+
+    def _slots_on(self, index):
+        d = self.__dict__
+        old = d["_slots"]
+        if old is None:
+            d["_slots"] = state.device_of(index).take(self._slots_wanted)
+        elif old.index != index:
+            d["_slots"] = old.copy_to(index)
+        return d["_slots"]
+
+    # --- values to look at ---
+
+    @property
+    def fp8_scale(self):
+        """The scales in use, f32 [k]: x, w, dy; of the MLP x1, w1, x2, w2, dy2, dy1. A view; do not write to it."""
+        return self._state_slots().scale
+
+    @property
+    def fp8_amax(self):
+        """Amaxes recorded in the period that runs, f32 [k]."""
+        return self._state_slots().live
+
+    @property
+    def fp8_amax_history(self):
+        """Older amaxes, f32 [k, 1024], newest last."""
+        return self._state_slots().history
+
+    @property
+    def fp8_nonfinite(self):
+        """Periods dropped because an amax was infinite or NaN, int32 [k]."""
+        return self._state_slots().nonfinite
+
+    def _state_slots(self):
+        if self._slots is None:
+            self._take_slots()
+        if self._slots is None:
+            raise RuntimeError(f"{type(self).__name__}: there is no scaling state on the meta device")
+        return self._slots
+
+    # --- state ---
+
+    def _replaced(self):
+        """Weights were replaced."""
+        d = self.__dict__
+        d["_due"] = True
+        if d["_cache"] is not None:
+            d["_cache"].raw.valid = 0
+
+    def reset_scaling(self):
+        """Forgets all amaxes and scales."""
+        if self._slots is not None:
+            self._slots.clear()
+        self._replaced()
+
+    def register_parameter(self, name, param):
+        super().register_parameter(name, param)
+        if "_due" in self.__dict__:
+            self._replaced()
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        d = self.__dict__
+        # FP8 copies lie where the weights were, and plans belong to a device.
+        d["_cache"] = None
+        self._take_slots()
+        return self
+
+    def __getstate__(self):
+        kept = self.__dict__.copy()
+        kept.update(_plans={}, _cache=None, _last=None, _stats=None)
+        return kept
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        checkpointing.save(self, destination, prefix)
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        found = checkpointing.read(self, state_dict, prefix, error_msgs)
+        if found is checkpointing.DAMAGED:
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        unexpected_keys[:] = [k for k in unexpected_keys if not checkpointing.is_ours(k, prefix)]
+        checkpointing.load(self, found, state_dict, prefix)
+
+    def extra_repr(self):
+        return ", ".join(f"{k}={v}" for k, v in self._describe().items())
+
+    # --- calls ---
+
+    def _begin(self, x, weight, others, needs, first, norm_out=False):
+        """(x, run, whether the parameters must be cast, their type) of a call."""
+        d = self.__dict__
+        index = x.get_device()
+        inner = _local.region
+        engine = _graph_task() != -1
+        grad = _is_grad_enabled()
+        token = None
+        if engine and (inner is None or not inner.engine):
+            # A recomputation: as at the first pass.
+            mode = d["_last"]
+        elif inner is None:
+            mode = None
+            if d["_last"] is not None and (grad or d["training"]):
+                d["_last"] = None
+        else:
+            mode, token = inner.mode, inner.token
+            if inner.trains or grad:
+                d["_last"] = mode
+                if token is None and not engine:
+                    token = inner.token = region.Token()
+        kind = "cuda" if index >= 0 else "cpu"
+        dtype = x.dtype
+        if _is_autocast_enabled(kind):
+            wanted = _autocast_dtype(kind)
+            if dtype is not wanted:
+                dtype = wanted
+                x = x.to(dtype)
+        if mode is not None and mode.fp8:
+            param_dtype = weight.dtype
+        else:
+            param_dtype = dtype
+        plan = d["_plans"].get((mode, dtype, param_dtype, index))
+        if plan is None:
+            plan = self._plan(mode, dtype, param_dtype, index)
+        if weight.get_device() != index:
+            raise RuntimeError(f"{type(self).__name__}: the input is on {x.device}, and the weight on {weight.device}")
+        flags = live = scale = cache_at = 0
+        if grad:
+            if x.requires_grad:
+                needs |= NEEDS_DX
+            flags = needs
+        kept = None
+        if mode is not None:
+            record = False
+            if mode.delayed:
+                slots = d["_slots"]
+                if slots is None or slots.index != index:
+                    slots = self._slots_on(index)
+                if slots.spec is not mode.spec or slots.group is not mode.group:
+                    slots.assign(mode.spec, mode.group)
+                scale = slots.scale_at
+                record = grad and d["training"] or mode.calibrating
+                if record:
+                    live = slots.live_at
+                if token is not None and index not in token.devices:
+                    slots.device.watch(token)
+                kept = slots
+            if mode.fp8:
+                if d["_due"] and mode.delayed:
+                    flags |= SCALE_DUE | SCALE_KEEP if record else SCALE_DUE
+                if first is not None:
+                    cache = d["_cache"]
+                    if cache is None or cache.plan is not plan:
+                        cache = d["_cache"] = WeightCache(plan)
+                    # What a first pass without gradients has filled was not recorded yet.
+                    if first and not (engine and cache.recorded):
+                        cache.raw.valid = 0
+                    if cache.raw.valid & plan.full == plan.full:
+                        flags &= ~(SCALE_DUE | SCALE_KEEP)
+                    else:
+                        cache.recorded = record or not mode.delayed
+                    cache_at, kept = cache.at, (slots if mode.delayed else None, cache)
+                if flags & SCALE_KEEP:
+                    d["_due"] = False
+            else:
+                flags |= CALIBRATE
+        fused = None
+        if d["fuse_wgrad_accumulation"]:
+            fused = others
+        return x, (plan, flags, live, scale, cache_at, token, (fused, norm_out, kept)), param_dtype
+
+    def _plan(self, mode, dtype, param_dtype, index):
+        plan = plan_for(self._kind, index, dtype, param_dtype, mode, *self._dims())
+        self._plans[mode, dtype, param_dtype, index] = plan
+        if _debug:
+            how = "in high precision" if mode is None or not mode.fp8 else f"in FP8, {mode.spec.recipe!r}"
+            where = "cpu" if index < 0 else f"cuda:{index}"
+            name = f" {self.name}" if self.name else ""
+            print(f"nvte: {type(self).__name__}{name} ({self.extra_repr()}) on {where}: {dtype}, parameters {param_dtype}, {how}", flush=True)
+        return plan
+
+    def _get(self, name):
+        """A parameter; also one that a wrapper (parametrization, FSDP) keeps elsewhere."""
+        found = self._parameters.get(name)
+        if found is None and name not in self._parameters:
+            found = getattr(self, name, None)
+        return found
+
+
+def cast(t, dtype):
+    return t if t is None or t.dtype is dtype else t.to(dtype)
+
+
+def fan_in_init(weight, bias, init_method):
+    """nn.Linear's default; with init_method the bias is zero."""
+    if init_method is not None:
+        init_method(weight)
+        if bias is not None:
+            init.zeros_(bias)
+        return
+    init.kaiming_uniform_(weight, a=math.sqrt(5))
+    if bias is not None:
+        fan_in = weight.shape[1]
+        bound = 1 / math.sqrt(fan_in) if fan_in > 0 else 0
+        init.uniform_(bias, -bound, bound)
