@@ -3,6 +3,7 @@
 
 pub mod cc;
 pub mod elf;
+pub mod large;
 pub mod oracle;
 pub mod tolerance;
 

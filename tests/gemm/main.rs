@@ -4,7 +4,9 @@
 mod common;
 
 mod case;
+mod codes;
 mod cublaslt;
+mod large;
 
 use case::*;
 use common::{context, on_cuda, oracle, rng, sync, values, Guarded, SlotF32, Tensor};
