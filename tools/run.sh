@@ -4,7 +4,9 @@
 #   run.sh tests [NAME...]      test programs with NVTE_TEST_BACKEND=cuda
 #   run.sh sanitize [NAME...]   the same under compute-sanitizer: memcheck, initcheck, racecheck
 #   run.sh python               Python tests on CUDA tensors
-#   run.sh bench [ARGS...]      gpu.py
+#   run.sh bench [ARGS...]      gpu.py: operations
+#   run.sh layers [ARGS...]     gpu_layers.py: layers as a PyTorch user meets them
+#   run.sh bert [ARGS...]       examples/pytorch/bert.py with --device cuda; needs transformers
 #   run.sh train [ARGS...]      the training example with --device cuda
 # Logs and results go to $OUT (default: ./out).
 set -uo pipefail
@@ -34,7 +36,9 @@ case $command in
     done ;;
   python) (cd "$here/python/tests" && python3 -m pytest -q -p no:cacheprovider "$@") || failed=1 ;;
   bench) python3 "$here/gpu.py" --commit "$(cat "$here/COMMIT")" "$@" || failed=1 ;;
+  layers) python3 "$here/gpu_layers.py" --commit "$(cat "$here/COMMIT")" "$@" || failed=1 ;;
+  bert) python3 "$here/examples/pytorch/bert.py" --device cuda "$@" || failed=1 ;;
   train) "$here/bin/train" --device cuda "$@" || failed=1 ;;
-  *) sed -n '2,10p' "$0"; exit 2 ;;
+  *) sed -n '2,12p' "$0"; exit 2 ;;
 esac
 exit $failed
