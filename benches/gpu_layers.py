@@ -402,14 +402,22 @@ def section_memory(run):
         layer = getattr(te, name)(*arguments, device=run.device, params_dtype=BF16)
         scaling = {"bf16": None, "delayed": recipe.DelayedScaling(), "current": recipe.Float8CurrentScaling()}[mode]
 
-        def call(x):
+        def call(x, **more):
             with te.autocast(enabled=scaling is not None, recipe=scaling):
-                return layer(x)
+                return layer(x, **more)
 
         x0 = normal(run, tokens, hidden).requires_grad_()
         with torch.no_grad():
             dy = torch.randn_like(layer(x0))
         allocated(f"{kind} {mode}", call, x0, dy, list(layer.parameters()))
+        if scaling is not None:
+            # Copies of the weights kept over microbatches, both layouts.
+            before = torch.cuda.memory_allocated()
+            call(x0, is_first_microbatch=True).backward(dy)
+            x0.grad = None
+            for p in layer.parameters():
+                p.grad = None
+            run.put(f"{kind} {mode}, cached weights", MiB=(torch.cuda.memory_allocated() - before) / 2**20)
 
     def plain(kind):
         norm = torch.nn.LayerNorm(hidden, device=run.device, dtype=BF16)
