@@ -12,6 +12,7 @@ import torch as _torch  # noqa: F401
 
 from .. import recipe
 from ..recipe import DelayedScaling, Float8CurrentScaling, Format
+from .checkpoint import checkpoint, checkpoint_contexts
 from .info import fp8_worthwhile, get_default_recipe, is_bf16_available, is_fp8_available
 from .modules import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from .region import autocast, fp8_autocast, is_fp8_enabled, reset_scaling, update_scaling
@@ -26,6 +27,8 @@ __all__ = [
     "Linear",
     "RMSNorm",
     "autocast",
+    "checkpoint",
+    "checkpoint_contexts",
     "fp8_autocast",
     "fp8_worthwhile",
     "get_default_recipe",
