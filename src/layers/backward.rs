@@ -133,8 +133,10 @@ impl Layer {
     /// # Safety
     /// Pointers are live, with the extents that the arguments describe, until the stream has passed.
     pub unsafe fn backward(&self, a: &BackwardArgs, cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
+        let mut own = *a;
+        own.call.flags = self.own_flags(&a.call.flags);
         // SAFETY: forwarded contract.
-        with_valid(cache, stream, |cache| unsafe { self.run_backward(a, cache, stream) })
+        with_valid(cache, stream, |cache| unsafe { self.run_backward(&own, cache, stream) })
     }
 
     /// # Safety

@@ -153,8 +153,10 @@ impl Layer {
     /// # Safety
     /// Pointers are live, with the extents that the arguments describe, until the stream has passed.
     pub unsafe fn forward(&self, a: &ForwardArgs, cache: Option<&mut WeightCache>, stream: Stream) -> Result<()> {
+        let mut own = *a;
+        own.call.flags = self.own_flags(&a.call.flags);
         // SAFETY: forwarded contract.
-        with_valid(cache, stream, |cache| unsafe { self.run_forward(a, cache, stream) })
+        with_valid(cache, stream, |cache| unsafe { self.run_forward(&own, cache, stream) })
     }
 
     /// # Safety

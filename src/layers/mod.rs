@@ -310,8 +310,17 @@ impl Layer {
         &self.ctx
     }
 
+    /// The flags without those that ask for gradients of what this kind of layer has not.
+    fn own_flags(&self, flags: &LayerFlags) -> LayerFlags {
+        let mut own = *flags;
+        own.dnorm &= self.config.norm().is_some();
+        own.dw[1] &= self.count == 2;
+        own
+    }
+
     /// Sizes of the memory that calls with these flags need.
     pub fn sizes(&self, flags: &LayerFlags) -> LayerSizes {
+        let flags = &self.own_flags(flags);
         let mut arenas = [Arena::measure(), Arena::measure(), Arena::measure()];
         self.saved(&mut arenas[0], flags);
         // A cache or none, whichever takes more: without one the weights' copies lie in the workspace.
