@@ -38,15 +38,15 @@ def replace_layers(module):
     there, not copied: whatever was tied stays tied, and an optimizer made before goes on working."""
     count = 0
     for name, child in module.named_children():
-        if isinstance(child, torch.nn.Linear):
-            new = te.Linear(child.in_features, child.out_features, bias=child.bias is not None, params_dtype=child.weight.dtype, device=child.weight.device)
-            new.weight = child.weight
-        elif isinstance(child, torch.nn.LayerNorm):
-            new = te.LayerNorm(child.normalized_shape[0], eps=child.eps, params_dtype=child.weight.dtype, device=child.weight.device)
-            new.weight = child.weight
-        else:
+        if not isinstance(child, (torch.nn.Linear, torch.nn.LayerNorm)):
             count += replace_layers(child)
             continue
+        kind = dict(params_dtype=child.weight.dtype, device=child.weight.device)
+        if isinstance(child, torch.nn.Linear):
+            new = te.Linear(child.in_features, child.out_features, bias=child.bias is not None, **kind)
+        else:
+            new = te.LayerNorm(child.normalized_shape[0], eps=child.eps, **kind)
+        new.weight = child.weight
         if child.bias is not None:
             new.bias = child.bias
         new.train(child.training)
