@@ -1,34 +1,22 @@
 //! Activations of the CPU back end: elements of the result per second, on all cores and on one.
 
-use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
-use half::bf16;
+mod common;
+
+use common::{context, matrix};
+use criterion::{criterion_group, criterion_main, Criterion, Throughput};
 use nvte::{
     ops::activation::{activation_bwd, activation_fwd, Activation, ActivationArgs, ActivationBwdArgs},
-    Buffer, Context, ContextOptions, DType, Device, Ptr, Stream, TensorView,
+    Buffer, DType, Ptr, Stream,
 };
 
 const ROWS: i64 = 2048;
 const HIDDEN: i64 = 4096;
 
-/// A matrix of values between -4 and 4, and its memory.
-fn matrix(ctx: &Context, dtype: DType, cols: i64) -> (Buffer, TensorView) {
-    let values = (0..ROWS * cols).map(|i| (i * 7919 % 1009 - 504) as f32 / 126.0);
-    let memory = match dtype {
-        DType::F32 => Buffer::from_slice(ctx, &values.collect::<Vec<f32>>()),
-        DType::Bf16 => Buffer::from_slice(ctx, &values.map(|v| bf16::from_f32(v).to_bits()).collect::<Vec<u16>>()),
-        _ => Buffer::new(ctx, (ROWS * cols) as usize * dtype.size()),
-    };
-    let memory = memory.expect("memory");
-    let view = TensorView::new(dtype, memory.ptr(), ROWS, cols);
-    (memory, view)
-}
-
 fn activations(c: &mut Criterion) {
     let mut group = c.benchmark_group("activation");
     group.throughput(Throughput::Elements((ROWS * HIDDEN) as u64)).sample_size(20);
     for threads in [None, Some(1)] {
-        let ctx = Context::new(Device::Cpu, &ContextOptions { num_threads: threads, ..Default::default() }).expect("the CPU");
-        let name = |what: &str| BenchmarkId::new(what.to_owned(), threads.map_or("all cores".into(), |n| format!("{n} thread")));
+        let (ctx, name) = context(threads);
         let slot = Buffer::from_slice(&ctx, &[1.0f32; 3]).expect("memory");
         let at = |i: u64| slot.ptr().offset(4 * i);
         let kinds = [Activation::Gelu, Activation::GeluErf, Activation::Silu, Activation::Relu, Activation::Swiglu];
@@ -36,9 +24,10 @@ fn activations(c: &mut Criterion) {
             for kind in kinds.iter().copied() {
                 let width = if kind.is_gated() { 2 * HIDDEN } else { HIDDEN };
                 let ((_x, x), (_dy, dy), (_s, sums)) =
-                    (matrix(&ctx, dtype, width), matrix(&ctx, dtype, HIDDEN), matrix(&ctx, DType::F32, width));
+                    (matrix(&ctx, dtype, ROWS, width), matrix(&ctx, dtype, ROWS, HIDDEN), matrix(&ctx, DType::F32, ROWS, width));
                 for (format, cols) in [(DType::E4m3, HIDDEN), (DType::E5m2, width)] {
-                    let ((_y, y), (_q, q), (_t, t)) = (matrix(&ctx, dtype, cols), matrix(&ctx, format, cols), matrix(&ctx, format, cols));
+                    let ((_y, y), (_q, q), (_t, t)) =
+                        (matrix(&ctx, dtype, ROWS, cols), matrix(&ctx, format, ROWS, cols), matrix(&ctx, format, ROWS, cols));
                     let q = q.with_scaling(at(0), at(1), at(2));
                     let both = format!("{} + transpose", format.name());
                     for (to, output) in [(dtype.name(), y), (format.name(), q), (both.as_str(), q.with_transpose(t.data, ROWS))] {

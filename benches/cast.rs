@@ -1,6 +1,9 @@
 //! Casts of the CPU back end: elements per second, on all cores and on one.
 
-use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
+mod common;
+
+use common::{context, matrix};
+use criterion::{criterion_group, criterion_main, Criterion, Throughput};
 use nvte::{
     numerics::DelayedScaling,
     ops::{
@@ -9,32 +12,23 @@ use nvte::{
         dequantize::{dequantize, fp8_transpose, DequantizeArgs, TransposeArgs},
         scaling::{scaling_update, ScalingUpdateArgs},
     },
-    Buffer, Context, ContextOptions, DType, Device, Ptr, Stream, TensorView,
+    Buffer, Context, DType, Ptr, Stream, TensorView,
 };
 
 const ROWS: i64 = 4096;
 const COLS: i64 = 4096;
 
-/// A matrix of small normal numbers of any type, and its memory.
-fn matrix(ctx: &Context, dtype: DType) -> (Buffer, TensorView) {
-    let bytes: Vec<u8> = (0..ROWS as usize * COLS as usize * dtype.size()).map(|i| 0x38 + (i % 7) as u8).collect();
-    let memory = Buffer::from_slice(ctx, &bytes).expect("memory");
-    let view = TensorView::new(dtype, memory.ptr(), ROWS, COLS);
-    (memory, view)
-}
-
 fn casts(c: &mut Criterion) {
     let mut group = c.benchmark_group("cast");
     group.throughput(Throughput::Elements((ROWS * COLS) as u64)).sample_size(20);
     for threads in [None, Some(1)] {
-        let ctx = Context::new(Device::Cpu, &ContextOptions { num_threads: threads, ..Default::default() }).expect("the CPU");
-        let name = |what: &str| BenchmarkId::new(what.to_owned(), threads.map_or("all cores".into(), |n| format!("{n} thread")));
+        let (ctx, name) = context(threads);
         let slot = Buffer::from_slice(&ctx, &[1.0f32; 3]).expect("memory");
         let at = |i: u64| slot.ptr().offset(4 * i);
         for input in [DType::Bf16, DType::F16, DType::F32] {
-            let (_x, x) = matrix(&ctx, input);
+            let (_x, x) = matrix(&ctx, input, ROWS, COLS);
             for output in [DType::E4m3, DType::E5m2] {
-                let ((_q, q), (_t, t)) = (matrix(&ctx, output), matrix(&ctx, output));
+                let ((_q, q), (_t, t)) = (matrix(&ctx, output, ROWS, COLS), matrix(&ctx, output, ROWS, COLS));
                 let scaled = q.with_scaling(at(0), at(1), at(2));
                 let both = scaled.with_transpose(t.data, ROWS);
                 for (layouts, output_view) in [("", scaled), (" + transpose", both)] {
@@ -44,7 +38,7 @@ fn casts(c: &mut Criterion) {
                     });
                 }
             }
-            let (_q, q) = matrix(&ctx, DType::E4m3);
+            let (_q, q) = matrix(&ctx, DType::E4m3, ROWS, COLS);
             let output = q.with_scaling(at(0), at(1), at(2));
             let args = CurrentCastArgs { input: x, output, scaling: CurrentScaling::default(), workspace: Ptr::NULL, workspace_bytes: 0 };
             group.bench_function(name(&format!("{} to e4m3, current scaling", input.name())), |b| {
@@ -56,14 +50,14 @@ fn casts(c: &mut Criterion) {
                 b.iter(|| unsafe { amax(&ctx, &AmaxArgs { input: x, amax: at(2) }, Stream::NULL) })
             });
             for format in [DType::E4m3, DType::E5m2] {
-                let (_q, q) = matrix(&ctx, format);
+                let (_q, q) = matrix(&ctx, format, ROWS, COLS);
                 group.bench_function(name(&format!("{} to {}", format.name(), input.name())), |b| {
                     // SAFETY: as above.
                     b.iter(|| unsafe { dequantize(&ctx, &DequantizeArgs { input: q, output: x }, Stream::NULL) })
                 });
             }
         }
-        let ((_q, q), (_t, t)) = (matrix(&ctx, DType::E4m3), matrix(&ctx, DType::E4m3));
+        let ((_q, q), (_t, t)) = (matrix(&ctx, DType::E4m3, ROWS, COLS), matrix(&ctx, DType::E4m3, ROWS, COLS));
         let args = TransposeArgs { input: q, output: TensorView { data: Ptr::NULL, ..q }.with_transpose(t.data, ROWS) };
         group.bench_function(name("transpose"), |b| {
             // SAFETY: as above.

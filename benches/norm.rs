@@ -1,41 +1,33 @@
 //! Norms of the CPU back end: elements per second, on all cores and on one.
 
-use criterion::{criterion_group, criterion_main, BenchmarkId, Criterion, Throughput};
-use half::bf16;
+mod common;
+
+use common::{context, matrix};
+use criterion::{criterion_group, criterion_main, Criterion, Throughput};
 use nvte::{
     ops::norm::{layernorm_bwd, layernorm_fwd, rmsnorm_bwd, rmsnorm_fwd, NormBwdArgs, NormFwdArgs},
-    Buffer, Context, ContextOptions, DType, Device, Ptr, Stream, TensorView,
+    Buffer, DType, Ptr, Stream,
 };
 
 const ROWS: i64 = 2048;
 const HIDDEN: i64 = 4096;
 
-/// Bytes of a matrix whose rows have a mean and a deviation.
-fn matrix(ctx: &Context, dtype: DType, rows: i64) -> (Buffer, TensorView) {
-    let values = (0..rows * HIDDEN).map(|i| ((i * 7919 % 1009) as f32 - 400.0) * 0.004);
-    let memory = match dtype {
-        DType::F32 => Buffer::from_slice(ctx, &values.collect::<Vec<f32>>()),
-        DType::Bf16 => Buffer::from_slice(ctx, &values.map(|v| bf16::from_f32(v).to_bits()).collect::<Vec<u16>>()),
-        _ => Buffer::new(ctx, (rows * HIDDEN) as usize * dtype.size()),
-    };
-    let memory = memory.expect("memory");
-    let view = TensorView::new(dtype, memory.ptr(), rows, HIDDEN);
-    (memory, view)
-}
-
 fn norms(c: &mut Criterion) {
     let mut group = c.benchmark_group("norm");
     group.throughput(Throughput::Elements((ROWS * HIDDEN) as u64)).sample_size(20);
     for threads in [None, Some(1)] {
-        let ctx = Context::new(Device::Cpu, &ContextOptions { num_threads: threads, ..Default::default() }).expect("the CPU");
-        let name = |what: &str| BenchmarkId::new(what.to_owned(), threads.map_or("all cores".into(), |n| format!("{n} thread")));
+        let (ctx, name) = context(threads);
         let slot = Buffer::from_slice(&ctx, &[1.0f32; 3]).expect("memory");
         let at = |i: u64| slot.ptr().offset(4 * i);
         let stats = [(); 2].map(|()| Buffer::from_slice(&ctx, &[0.5f32; ROWS as usize]).expect("memory"));
-        let (_g, gamma) = matrix(&ctx, DType::F32, 1);
+        let (_g, gamma) = matrix(&ctx, DType::F32, 1, HIDDEN);
         for dtype in [DType::Bf16, DType::F32] {
-            let ((_x, x), (_y, y), (_q, q), (_t, t)) =
-                (matrix(&ctx, dtype, ROWS), matrix(&ctx, dtype, ROWS), matrix(&ctx, DType::E4m3, ROWS), matrix(&ctx, DType::E4m3, ROWS));
+            let ((_x, x), (_y, y), (_q, q), (_t, t)) = (
+                matrix(&ctx, dtype, ROWS, HIDDEN),
+                matrix(&ctx, dtype, ROWS, HIDDEN),
+                matrix(&ctx, DType::E4m3, ROWS, HIDDEN),
+                matrix(&ctx, DType::E4m3, ROWS, HIDDEN),
+            );
             let fp8 = q.with_scaling(at(0), at(1), at(2));
             let outputs = [(dtype.name(), y), ("e4m3", fp8), ("e4m3 + transpose", fp8.with_transpose(t.data, ROWS))];
             for (to, y) in outputs {
@@ -60,7 +52,7 @@ fn norms(c: &mut Criterion) {
                 });
             }
             let ((_dx, dx), (_dg, dgamma), (_db, dbeta)) =
-                (matrix(&ctx, dtype, ROWS), matrix(&ctx, DType::F32, 1), matrix(&ctx, DType::F32, 1));
+                (matrix(&ctx, dtype, ROWS, HIDDEN), matrix(&ctx, DType::F32, 1, HIDDEN), matrix(&ctx, DType::F32, 1, HIDDEN));
             let args = NormBwdArgs {
                 dy: y,
                 x,

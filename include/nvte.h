@@ -121,7 +121,7 @@ typedef struct nvte_api_t nvte_api_t;
 // The combination of options has no path here.
 #define NVTE_ERROR_UNSUPPORTED 200
 
-// The call would have to compile or allocate while its stream is capturing.
+// The call would have to compile or load while its stream is capturing. Nothing was enqueued, and the capture stays valid.
 #define NVTE_ERROR_NOT_CAPTURABLE 201
 
 // No CUDA driver was found.

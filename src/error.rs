@@ -37,7 +37,8 @@ pub enum Status {
     SizeOverflow = 112,
     /// The combination of options has no path here.
     Unsupported = 200,
-    /// The call would have to compile or allocate while its stream is capturing.
+    /// The call would have to compile or load while its stream is capturing. It enqueued nothing, and the capture stays valid: it can go on
+    /// with other calls, and be ended as usual.
     NotCapturable = 201,
     /// No CUDA driver was found.
     NoDriver = 300,

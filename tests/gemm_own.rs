@@ -82,13 +82,6 @@ fn check(ctx: &Context, own: &OwnGemm, rng: &mut StdRng, case: Case) {
     let scale = rng.random_range(0.1f32..8.0);
     let (d_scale, d_scale_inv, amax) = (SlotF32::new(ctx, scale), SlotF32::poisoned(ctx), SlotF32::new(ctx, before));
     let mut args = OwnArgs {
-        m: m as i64,
-        n: n as i64,
-        k: k as i64,
-        a: a.operand(),
-        b: b.operand(),
-        d: d.ptr(),
-        d_dtype: case.d,
         ldd: ldd as i64,
         c: c.as_ref().map_or(Ptr::NULL, |c| c.0.ptr()),
         c_dtype: c_type.unwrap_or(F32),
@@ -101,19 +94,15 @@ fn check(ctx: &Context, own: &OwnGemm, rng: &mut StdRng, case: Case) {
         alpha: case.alpha,
         beta,
         fast_accumulate: case.fast,
-        workspace: Ptr::NULL,
-        workspace_bytes: 0,
         force: Some(case.kernel),
+        ..plain([m, n, k], a.operand(), b.operand(), d.ptr(), case.d)
     };
     let bytes = own.workspace(&args).unwrap();
     let mut any = args;
     (any.a.data, any.b.data) = (Ptr::NULL, Ptr::NULL);
     assert!(own.workspace(&any).unwrap() >= bytes, "{case:?}: the query for any alignment");
-    let workspace = Guarded::new(ctx, bytes as usize, 0);
-    (args.workspace, args.workspace_bytes) = (workspace.ptr(), bytes);
-    // SAFETY: all tensors are live and described as they are.
-    unsafe { own.run(&args, Stream::NULL) }.unwrap();
-    sync(ctx);
+    let workspace = with_workspace(ctx, own, &mut args);
+    run(ctx, own, &args);
     workspace.read();
 
     let factor = f64::from(case.alpha) * f64::from(a.inv) * f64::from(b.inv);
@@ -161,6 +150,48 @@ fn check(ctx: &Context, own: &OwnGemm, rng: &mut StdRng, case: Case) {
     if case.d.is_fp8() {
         assert_eq!(d_scale_inv.read(), 1.0 / scale, "{case:?}: scale_inv");
     }
+}
+
+/// D = A B^T and nothing else, D dense, by the kernel that the library would choose.
+fn plain([m, n, k]: [usize; 3], a: Operand, b: Operand, d: Ptr, d_dtype: DType) -> OwnArgs {
+    OwnArgs {
+        m: m as i64,
+        n: n as i64,
+        k: k as i64,
+        a,
+        b,
+        d,
+        d_dtype,
+        ldd: n as i64,
+        c: Ptr::NULL,
+        c_dtype: F32,
+        ldc: 0,
+        bias: Ptr::NULL,
+        bias_dtype: F32,
+        d_scale: Ptr::NULL,
+        d_scale_inv: Ptr::NULL,
+        amax: Ptr::NULL,
+        alpha: 1.0,
+        beta: 0.0,
+        fast_accumulate: false,
+        workspace: Ptr::NULL,
+        workspace_bytes: 0,
+        force: None,
+    }
+}
+
+/// Adds the workspace that the call asks for.
+fn with_workspace(ctx: &Context, own: &OwnGemm, args: &mut OwnArgs) -> Guarded {
+    let workspace = Guarded::new(ctx, own.workspace(args).unwrap() as usize, 0);
+    (args.workspace, args.workspace_bytes) = (workspace.ptr(), workspace.bytes() as u64);
+    workspace
+}
+
+/// The call itself; everything it names is live.
+fn run(ctx: &Context, own: &OwnGemm, args: &OwnArgs) {
+    // SAFETY: all tensors are live and described as they are.
+    unsafe { own.run(args, Stream::NULL) }.unwrap();
+    sync(ctx);
 }
 
 /// The kernels this device can run, and the operand types of each.
@@ -269,35 +300,11 @@ fn large_shapes_reach_every_tile() {
                 }
                 let d = Tensor::output(&ctx, Bf16, m, n, n, 0);
                 let operand = |t: &Tensor| Operand { dtype: t.dtype, data: t.ptr(), ld: pitch as i64, k_major: true, scale_inv: Ptr::NULL };
-                let mut args = OwnArgs {
-                    m: m as i64,
-                    n: n as i64,
-                    k: k as i64,
-                    a: operand(&a),
-                    b: operand(&b),
-                    d: d.ptr(),
-                    d_dtype: Bf16,
-                    ldd: n as i64,
-                    c: Ptr::NULL,
-                    c_dtype: F32,
-                    ldc: 0,
-                    bias: Ptr::NULL,
-                    bias_dtype: F32,
-                    d_scale: Ptr::NULL,
-                    d_scale_inv: Ptr::NULL,
-                    amax: Ptr::NULL,
-                    alpha: 1.0,
-                    beta: 0.0,
-                    fast_accumulate: fast,
-                    workspace: Ptr::NULL,
-                    workspace_bytes: 0,
-                    force: Some(kernel),
-                };
-                let workspace = Guarded::new(&ctx, own.workspace(&args).unwrap() as usize, 0);
-                (args.workspace, args.workspace_bytes) = (workspace.ptr(), workspace.bytes() as u64);
-                // SAFETY: all tensors are live and described as they are.
-                unsafe { own.run(&args, Stream::NULL) }.unwrap();
-                sync(&ctx);
+                let mut args =
+                    OwnArgs { fast_accumulate: fast, force: Some(kernel), ..plain([m, n, k], operand(&a), operand(&b), d.ptr(), Bf16) };
+                let workspace = with_workspace(&ctx, &own, &mut args);
+                run(&ctx, &own, &args);
+                workspace.read();
                 let what = own.describe(&args).unwrap();
                 seen.push(what.clone());
                 // Every row and column is looked at, in a sample of 20 000 elements and all of the last row and column.
@@ -348,34 +355,15 @@ fn extreme_scales_and_special_values() {
         let amax = SlotF32::new(&ctx, 0.0);
         let operand = |t: &Tensor, s: &SlotF32| Operand { dtype: t.dtype, data: t.ptr(), ld: k as i64, k_major: true, scale_inv: s.ptr() };
         let mut args = OwnArgs {
-            m: m as i64,
-            n: n as i64,
-            k: k as i64,
-            a: operand(&a, &inv_a),
-            b: operand(&b, &inv_b),
-            d: d.ptr(),
-            d_dtype: F32,
-            ldd: n as i64,
-            c: Ptr::NULL,
-            c_dtype: F32,
-            ldc: 0,
-            bias: Ptr::NULL,
-            bias_dtype: F32,
-            d_scale: Ptr::NULL,
-            d_scale_inv: Ptr::NULL,
+            fast_accumulate: true,
+            force: Some(kernel),
             amax: amax.ptr(),
             alpha: 10.0,
-            beta: 0.0,
-            fast_accumulate: true,
-            workspace: Ptr::NULL,
-            workspace_bytes: 0,
-            force: Some(kernel),
+            ..plain([m, n, k], operand(&a, &inv_a), operand(&b, &inv_b), d.ptr(), F32)
         };
-        let workspace = Guarded::new(&ctx, own.workspace(&args).unwrap() as usize, 0);
-        (args.workspace, args.workspace_bytes) = (workspace.ptr(), workspace.bytes() as u64);
-        // SAFETY: all tensors are live and described as they are.
-        unsafe { own.run(&args, Stream::NULL) }.unwrap();
-        sync(&ctx);
+        let workspace = with_workspace(&ctx, &own, &mut args);
+        run(&ctx, &own, &args);
+        workspace.read();
         let got = d.read();
         for (i, v) in got.iter().enumerate() {
             // 7 products of 2, times 10 * 1e-39 * 1e38 = 1 (1e-39 is a subnormal: 6 digits).
@@ -410,32 +398,9 @@ fn rate_on_odd_vocabularies() {
             let b = Guarded::from_bytes(&ctx, &codes(&mut rng, n * k), 0);
             let d = Guarded::new(&ctx, m * n * 2, 0);
             let operand = |p: Ptr| Operand { dtype: E4m3, data: p, ld: k as i64, k_major: true, scale_inv: Ptr::NULL };
-            let mut args = OwnArgs {
-                m: m as i64,
-                n: n as i64,
-                k: k as i64,
-                a: operand(a.ptr()),
-                b: operand(b.ptr()),
-                d: d.ptr(),
-                d_dtype: Bf16,
-                ldd: n as i64,
-                c: Ptr::NULL,
-                c_dtype: F32,
-                ldc: 0,
-                bias: Ptr::NULL,
-                bias_dtype: F32,
-                d_scale: Ptr::NULL,
-                d_scale_inv: Ptr::NULL,
-                amax: Ptr::NULL,
-                alpha: 1.0,
-                beta: 0.0,
-                fast_accumulate: fast,
-                workspace: Ptr::NULL,
-                workspace_bytes: 0,
-                force: None,
-            };
-            let workspace = Guarded::new(&ctx, own.workspace(&args).unwrap() as usize, 0);
-            (args.workspace, args.workspace_bytes) = (workspace.ptr(), workspace.bytes() as u64);
+            let mut args =
+                OwnArgs { fast_accumulate: fast, force: None, ..plain([m, n, k], operand(a.ptr()), operand(b.ptr()), d.ptr(), Bf16) };
+            let workspace = with_workspace(&ctx, &own, &mut args);
             // SAFETY: all tensors are live and described as they are.
             let mut run = || unsafe { own.run(&args, Stream::NULL) };
             run().unwrap();
@@ -443,6 +408,7 @@ fn rate_on_odd_vocabularies() {
             let best = (0..5).map(|_| own.seconds(20, &mut run).unwrap()).fold(f64::INFINITY, f64::min);
             let rate = 2.0 * m as f64 * n as f64 * k as f64 / best / 1e12;
             println!("[{m}, {n}, {k}] {}: {:.1} us, {rate:.0} TFLOPS", own.describe(&args).unwrap(), best * 1e6);
+            workspace.read();
             assert!(rate > 200.0, "{rate} TFLOPS");
         }
     }

@@ -46,7 +46,7 @@ pub const NVTE_ERROR_MISALIGNED: i32 = 111;
 pub const NVTE_ERROR_SIZE_OVERFLOW: i32 = 112;
 /// The combination of options has no path here.
 pub const NVTE_ERROR_UNSUPPORTED: i32 = 200;
-/// The call would have to compile or allocate while its stream is capturing.
+/// The call would have to compile or load while its stream is capturing. Nothing was enqueued, and the capture stays valid.
 pub const NVTE_ERROR_NOT_CAPTURABLE: i32 = 201;
 /// No CUDA driver was found.
 pub const NVTE_ERROR_NO_DRIVER: i32 = 300;
