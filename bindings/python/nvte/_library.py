@@ -105,8 +105,8 @@ _LETTERS = {
 }
 
 
-def packer(structure, fields):
-    """A fast way to fill a C struct: a function from all values, in order, to bytes. struct_size is filled in.
+def packing(structure, fields):
+    """(pack, size) for a C struct: `pack` makes its bytes from the size and all other values, in order.
 
     `fields` names the rest, so that a struct that changed is an error when this module is loaded and not a wrong argument later.
     """
@@ -115,7 +115,13 @@ def packer(structure, fields):
     if declared != wanted:
         raise Error(f"{structure.__name__} has the fields {declared}, and {wanted} were expected")
     layout = struct.Struct("@" + "".join(_LETTERS[kind] for _, kind in structure._fields_) + "0q")
-    size, pack = ctypes.sizeof(structure), layout.pack
+    size = ctypes.sizeof(structure)
     if layout.size != size:
         raise Error(f"{structure.__name__} has {size} bytes, and its format {layout.size}")
+    return layout.pack, size
+
+
+def packer(structure, fields):
+    """A fast way to fill a C struct: a function from all values, in order, to bytes. struct_size is filled in."""
+    pack, size = packing(structure, fields)
     return lambda *values: pack(size, *values)

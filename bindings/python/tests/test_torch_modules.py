@@ -1,6 +1,7 @@
 """The modules in high precision against torch in f64, and what users of torch and of NVIDIA's library do with modules."""
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -120,6 +121,7 @@ def test_what_forward_returns():
 @pytest.mark.parametrize("recipe", [None, *RECIPES])
 @pytest.mark.parametrize("name", LAYERS)
 def test_shapes_and_strides(name, recipe):
+    gc.collect()
     make, k = LAYERS[name]
     layer = make()
     base = torch.randn(17, k, device=DEVICE)
@@ -279,8 +281,6 @@ def test_moves_copies_and_pickles():
     start = slots.start
     assert chunk.used[start]
     del layer, slots, outs, m
-    import gc
-
     gc.collect()
     assert not chunk.used[start]
 

@@ -13,6 +13,7 @@ import torch as _torch  # noqa: F401
 from .. import recipe
 from ..recipe import DelayedScaling, Float8CurrentScaling, Format
 from .checkpoint import checkpoint, checkpoint_contexts
+from .graphs import make_graphed_callables
 from .info import fp8_worthwhile, get_default_recipe, is_bf16_available, is_fp8_available
 from .modules import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from .region import autocast, fp8_autocast, is_fp8_enabled, reset_scaling, update_scaling
@@ -35,6 +36,7 @@ __all__ = [
     "is_bf16_available",
     "is_fp8_available",
     "is_fp8_enabled",
+    "make_graphed_callables",
     "recipe",
     "reset_scaling",
     "update_scaling",

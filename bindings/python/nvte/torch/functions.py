@@ -1,7 +1,8 @@
 """Layers as autograd functions: one call of the library forward, one backward.
 
-A call is described by a `run`, a tuple made by `modules.begin`: (plan, flags, live, scale, cache address, token, kept). The token is held
-by the node's ctx until its backward has run; `kept` holds whatever the addresses point into.
+A call is described by a `run`, a tuple that `Layer._begin` makes: (plan, flags, live, scale, cache address, address of the flag that keeps a
+cached weight, token, (weights with a main_grad or None, whether the norm's output is wanted, what the addresses point into)). The token is
+held by the node's ctx until its backward has run.
 """
 
 import math
@@ -9,13 +10,13 @@ import math
 import torch
 
 from .. import _abi
-from .._library import check, lib, packer
+from .._library import check, lib, packer, packing
 from ..context import shared
 from .plans import ACCUMULATE_DW, NEEDS_DNORM, NEEDS_DX, NUMBERS, scratch
 
 _call = "flags tokens saved saved_bytes workspace workspace_bytes live scale weight_cache skip_refresh "
-_pack_linear_fwd = packer(_abi.nvte_linear_fwd_args_t, _call + "x ldx weight ldw bias y ldy")
-_pack_linear_bwd = packer(
+_pack_linear_fwd, _SIZE_LINEAR_FWD = packing(_abi.nvte_linear_fwd_args_t, _call + "x ldx weight ldw bias y ldy")
+_pack_linear_bwd, _SIZE_LINEAR_BWD = packing(
     _abi.nvte_linear_bwd_args_t, _call + "dy lddy x ldx weight ldw dx lddx dw lddw db dw_dtype reserved"
 )
 _pack_norm_linear_fwd = packer(
@@ -92,6 +93,8 @@ def main_grad_of(w):
     target = getattr(w, "main_grad", None)
     if target is None:
         raise RuntimeError("fuse_wgrad_accumulation: the weight has no main_grad")
+    if hasattr(w, "grad_added_to_main_grad"):
+        w.grad_added_to_main_grad = True
     if target.dtype not in NUMBERS or not target.is_contiguous() or target.shape != w.shape or target.device != w.device:
         raise RuntimeError("main_grad: must be float32, float16 or bfloat16, contiguous, of the weight's shape and on its device")
     return target
@@ -100,7 +103,7 @@ def main_grad_of(w):
 def _weight_gradients(ctx, run, weights, positions):
     """(gradients to return, tensors to write, flags) for the weights; accumulated into main_grad where that is asked for."""
     flags, targets, results = run[1], [], []
-    fused = run[6][0]
+    fused = run[7][0]
     for w, i in zip(weights, positions):
         if not ctx.needs_input_grad[i]:
             targets.append(None)
@@ -114,8 +117,6 @@ def _weight_gradients(ctx, run, weights, positions):
             targets.append(main_grad_of(original))
             results.append(None)
             flags |= ACCUMULATE_DW
-            if hasattr(original, "grad_added_to_main_grad"):
-                original.grad_added_to_main_grad = True
     return results, targets, flags
 
 
@@ -145,18 +146,24 @@ def _finish(dy, grads):
 
 
 def linear_forward(x, weight, bias, run):
-    """(y, saved, x as read)."""
-    plan, flags, live, scale, cache, _, _ = run
-    k, n = plan.k, plan.n
-    x2, tokens, ldx = rows_of(x, k)
-    if weight.is_contiguous():
-        w, ldw = weight, k
+    """(y, saved, x as read). Host time counts: the frequent case is written out."""
+    plan, flags, live, scale, cache, skip, _, _ = run
+    k, n, index, sizes = plan.k, plan.n, plan.index, plan.sizes.get(flags)
+    shape = x.shape
+    if len(shape) == 2 and x.is_contiguous():
+        tokens, ldx = shape[0], k
+        y = x.new_empty((tokens, n))
     else:
-        w, ldw = weight_of(weight)
-    bias = _vector(bias)
-    y = x.new_empty((*x.shape[:-1], n))
-    saved_bytes, size = _room(run, tokens, True)
-    index = plan.index
+        y = x.new_empty((*shape[:-1], n))
+        x, tokens, ldx = rows_of(x, k)
+    if weight.is_contiguous():
+        ldw = k
+    else:
+        weight, ldw = weight_of(weight)
+    if bias is not None:
+        bias = _vector(bias).data_ptr() or 256
+    per_token, fixed, w_per_token, w_fixed, _, _ = plan.bytes(flags) if sizes is None else sizes
+    saved_bytes, size = per_token * tokens + fixed, w_per_token * tokens + w_fixed
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
     if saved_bytes:
@@ -164,14 +171,17 @@ def linear_forward(x, weight, bias, run):
         saved_at = saved.data_ptr()
     else:
         saved, saved_at = None, 0
-    arguments = _pack_linear_fwd(
-        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, 0, x2.data_ptr() or 256, ldx, w.data_ptr() or 256, ldw,
-        0 if bias is None else bias.data_ptr() or 256, y.data_ptr() or 256, n,
+    status = plan.forward(
+        plan.handle,
+        _pack_linear_fwd(
+            _SIZE_LINEAR_FWD, flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x.data_ptr() or 256, ldx,
+            weight.data_ptr() or 256, ldw, bias or 0, y.data_ptr() or 256, n,
+        ),
+        stream,
     )  # fmt: skip
-    status = lib.nvte_linear_fwd(plan.handle, arguments, stream)
     if status:
         check(status)
-    return y, saved, x2
+    return y, saved, x
 
 
 class LinearFunction(_Function):
@@ -180,40 +190,65 @@ class LinearFunction(_Function):
     @staticmethod
     def forward(ctx, x, weight, bias, run):
         y, saved, x2 = linear_forward(x, weight, bias, run)
-        # FP8 keeps its own copy of x, other modes read x again.
-        ctx.save_for_backward(weight, saved, None if run[0].fp8 or not run[1] & 2 else x2)
-        ctx.run, ctx.shape = run, x.shape
+        if run[0].fp8 or not run[1] & 2:
+            # FP8 keeps its own copy of x.
+            ctx.save_for_backward(weight, saved)
+        else:
+            ctx.save_for_backward(weight, saved, x2)
+        ctx.run = run
         return y
 
     @staticmethod
     def backward(ctx, dy):
         run = ctx.run
-        plan, flags, live, scale, cache, token, _ = run
+        plan, flags, live, scale, cache, skip, token, kept = run
         if token is not None:
             token.started = True
-        weight, saved, x = ctx.saved_tensors
-        k, n = plan.k, plan.n
-        dy2, tokens, lddy = rows_of(dy, n)
-        w, ldw = weight_of(weight)
-        dx = dy.new_empty(ctx.shape) if flags & NEEDS_DX else None
-        needs = ctx.needs_input_grad
-        (dw,), (target,), flags = _weight_gradients(ctx, run, (weight,), (1,))
-        db = weight.new_empty(n) if needs[2] else None
+        weight, saved, *x = ctx.saved_tensors
+        k, n, index, sizes = plan.k, plan.n, plan.index, plan.sizes.get(flags)
+        shape = dy.shape
+        if len(shape) == 2 and dy.is_contiguous():
+            tokens, lddy = shape[0], n
+            dx = dy.new_empty((tokens, k)) if flags & NEEDS_DX else None
+        else:
+            dx = dy.new_empty((*shape[:-1], k)) if flags & NEEDS_DX else None
+            dy, tokens, lddy = rows_of(dy, n)
+        per_token, fixed, _, _, w_per_token, w_fixed = plan.bytes(flags) if sizes is None else sizes
+        _, needs_dw, needs_db, _ = ctx.needs_input_grad
+        dw = db = None
+        dw_at = db_at = 0
+        number = plan.number
+        if needs_dw:
+            if kept[0] is None:
+                dw = weight.new_empty((n, k))
+                dw_at = dw.data_ptr() or 256
+            else:
+                target = main_grad_of(kept[0][0])
+                dw_at, number = target.data_ptr() or 256, NUMBERS[target.dtype]
+                flags |= ACCUMULATE_DW
+        if needs_db:
+            db = weight.new_empty(n)
+            db_at = db.data_ptr() or 256
         x_at, ldx = 0, k
-        if x is not None:
-            x, _, ldx = rows_of(x, k)
+        if x:
+            x, _, ldx = rows_of(x[0], k)
             x_at = x.data_ptr() or 256
-        saved_bytes, size = _room(run, tokens, False)
-        index = plan.index
+        if weight.is_contiguous():
+            ldw = k
+        else:
+            weight, ldw = weight_of(weight)
+        saved_bytes, size = per_token * tokens + fixed, w_per_token * tokens + w_fixed
         stream = plan.stream(index)
         at, held, _ = scratch(index, stream, size, plan.where)
-        arguments = _pack_linear_bwd(
-            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0,
-            dy2.data_ptr() or 256, lddy, x_at, ldx, w.data_ptr() or 256, ldw,
-            0 if dx is None else dx.data_ptr() or 256, k, 0 if target is None else target.data_ptr() or 256, k,
-            0 if db is None else db.data_ptr() or 256, NUMBERS[weight.dtype if target is None else target.dtype], 0,
+        status = plan.backward(
+            plan.handle,
+            _pack_linear_bwd(
+                _SIZE_LINEAR_BWD, flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
+                dy.data_ptr() or 256, lddy, x_at, ldx, weight.data_ptr() or 256, ldw, 0 if dx is None else dx.data_ptr() or 256, k,
+                dw_at, k, db_at, number, 0,
+            ),
+            stream,
         )  # fmt: skip
-        status = lib.nvte_linear_bwd(plan.handle, arguments, stream)
         if status:
             check(status)
         if _is_grad_enabled():
@@ -226,7 +261,7 @@ class LinearFunction(_Function):
 
 def norm_linear_forward(x, gamma, beta, weight, bias, run):
     """(y, norm's output or None, saved, x as read)."""
-    plan, flags, live, scale, cache, _, kept = run
+    plan, flags, live, scale, cache, skip, _, kept = run
     k, n = plan.k, plan.n
     x2, tokens, ldx = rows_of(x, k)
     w, ldw = weight_of(weight)
@@ -239,7 +274,7 @@ def norm_linear_forward(x, gamma, beta, weight, bias, run):
     at, held, _ = scratch(index, stream, size, plan.where)
     saved = x.new_empty(saved_bytes, dtype=_bytes) if saved_bytes else None
     arguments = _pack_norm_linear_fwd(
-        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0, x2.data_ptr() or 256, ldx,
+        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or 256, ldx,
         address(gamma), address(beta), w.data_ptr() or 256, ldw, address(bias), y.data_ptr() or 256, n, address(norm_out), k,
     )  # fmt: skip
     status = lib.nvte_layernorm_linear_fwd(plan.handle, arguments, stream)
@@ -264,7 +299,7 @@ class NormLinearFunction(_Function):
     @staticmethod
     def backward(ctx, dy, dnorm=None):
         run = ctx.run
-        plan, _, live, scale, cache, token, _ = run
+        plan, _, live, scale, cache, skip, token, _ = run
         if token is not None:
             token.started = True
         gamma, weight, saved, x = ctx.saved_tensors
@@ -294,7 +329,7 @@ class NormLinearFunction(_Function):
         stream = plan.stream(index)
         at, held, _ = scratch(index, stream, size, plan.where)
         arguments = _pack_norm_linear_bwd(
-            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0,
+            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
             dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w.data_ptr() or 256, ldw, dnorm_at, ld_dnorm, address(dx), k,
             address(dgamma), address(dbeta), address(target), k, address(db),
             NUMBERS[weight.dtype if target is None else target.dtype], 0,
@@ -312,7 +347,7 @@ class NormLinearFunction(_Function):
 
 def norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run):
     """(y, norm's output or None, saved, x as read)."""
-    plan, flags, live, scale, cache, _, kept = run
+    plan, flags, live, scale, cache, skip, _, kept = run
     k = plan.k
     x2, tokens, ldx = rows_of(x, k)
     w1, ld1 = weight_of(w1)
@@ -326,7 +361,7 @@ def norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run):
     at, held, _ = scratch(index, stream, size, plan.where)
     saved = x.new_empty(saved_bytes, dtype=_bytes) if saved_bytes else None
     arguments = _pack_mlp_fwd(
-        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0, x2.data_ptr() or 256, ldx,
+        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or 256, ldx,
         address(gamma), address(beta), w1.data_ptr() or 256, ld1, address(b1), w2.data_ptr() or 256, ld2, address(b2),
         y.data_ptr() or 256, k, address(norm_out), k,
     )  # fmt: skip
@@ -352,7 +387,7 @@ class NormMLPFunction(_Function):
     @staticmethod
     def backward(ctx, dy, dnorm=None):
         run = ctx.run
-        plan, _, live, scale, cache, token, _ = run
+        plan, _, live, scale, cache, skip, token, _ = run
         if token is not None:
             token.started = True
         gamma, w1, w2, saved, x = ctx.saved_tensors
@@ -385,7 +420,7 @@ class NormMLPFunction(_Function):
         stream = plan.stream(index)
         at, held, _ = scratch(index, stream, size, plan.where)
         arguments = _pack_mlp_bwd(
-            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, 0,
+            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
             dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w1.data_ptr() or 256, ld1, w2.data_ptr() or 256, ld2,
             dnorm_at, ld_dnorm, address(dx), k, address(dgamma), address(dbeta), address(target1), k, address(db1),
             address(target2), w2.shape[1], address(db2), NUMBERS[w1.dtype if target is None else target.dtype], 0,
@@ -419,7 +454,7 @@ def norm_linear(x, gamma, beta, weight, bias, run, graph):
         return norm_linear_forward(x, gamma, beta, weight, bias, run)[:2]
     apply = NormLinearFunction.apply if _functorch() else _norm_linear
     out = apply(x, gamma, beta, weight, bias, run)
-    return out if run[6][1] else (out, None)
+    return out if run[7][1] else (out, None)
 
 
 def norm_mlp(x, gamma, beta, w1, b1, w2, b2, run, graph):
@@ -428,4 +463,4 @@ def norm_mlp(x, gamma, beta, w1, b1, w2, b2, run, graph):
         return norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run)[:2]
     apply = NormMLPFunction.apply if _functorch() else _norm_mlp
     out = apply(x, gamma, beta, w1, b1, w2, b2, run)
-    return out if run[6][1] else (out, None)
+    return out if run[7][1] else (out, None)

@@ -74,6 +74,8 @@ class Layer(torch.nn.Module):
         d["_plans"] = {}
         d["_cache"] = None
         d["_stats"] = None
+        # A word on the device, where a captured graph asks it whether weights are to be cast.
+        d["_skip"] = None
 
     def _take_slots(self):
         """Slots on the device of the parameters, where that has any."""
@@ -90,6 +92,10 @@ class Layer(torch.nn.Module):
         elif old.index != index:
             d["_slots"] = old.copy_to(index)
         return d["_slots"]
+
+    def _weight_slots(self):
+        """(slot, weight) of each weight."""
+        return [(1, self._get("weight"))]
 
     # --- values to look at ---
 
@@ -150,7 +156,7 @@ class Layer(torch.nn.Module):
 
     def __getstate__(self):
         kept = self.__dict__.copy()
-        kept.update(_plans={}, _cache=None, _last=None, _stats=None)
+        kept.update(_plans={}, _cache=None, _last=None, _stats=None, _skip=None)
         return kept
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -207,7 +213,7 @@ class Layer(torch.nn.Module):
             plan = self._plan(mode, dtype, param_dtype, index)
         if weight.get_device() != index:
             raise RuntimeError(f"{type(self).__name__}: the input is on {x.device}, and the weight on {weight.device}")
-        flags = live = scale = cache_at = 0
+        flags = live = scale = cache_at = skip_at = 0
         if grad:
             if x.requires_grad:
                 needs |= NEEDS_DX
@@ -231,12 +237,15 @@ class Layer(torch.nn.Module):
             if mode.fp8:
                 if d["_due"] and mode.delayed:
                     flags |= SCALE_DUE | SCALE_KEEP if record else SCALE_DUE
-                if first is not None:
+                if first is not None or d["_skip"] is not None:
                     cache = d["_cache"]
                     if cache is None or cache.plan is not plan:
                         cache = d["_cache"] = WeightCache(plan)
+                    if d["_skip"] is not None:
+                        # The cast is part of the graph, and asks the flag when it runs.
+                        cache.raw.valid, skip_at = 0, d["_skip"].data_ptr()
                     # What a first pass without gradients has filled was not recorded yet.
-                    if first and not (engine and cache.recorded):
+                    elif first and not (engine and cache.recorded):
                         cache.raw.valid = 0
                     if cache.raw.valid & plan.full == plan.full:
                         flags &= ~(SCALE_DUE | SCALE_KEEP)
@@ -250,7 +259,7 @@ class Layer(torch.nn.Module):
         fused = None
         if d["fuse_wgrad_accumulation"]:
             fused = others
-        return x, (plan, flags, live, scale, cache_at, token, (fused, norm_out, kept)), param_dtype
+        return x, (plan, flags, live, scale, cache_at, skip_at, token, (fused, norm_out, kept)), param_dtype
 
     def _plan(self, mode, dtype, param_dtype, index):
         plan = plan_for(self._kind, index, dtype, param_dtype, mode, *self._dims())

@@ -209,6 +209,9 @@ class LayerNormMLP(_WithNorm):
     _kind = NORM_MLP
     _slots_wanted = 6
 
+    def _weight_slots(self):
+        return [(1, self._get("fc1_weight")), (3, self._get("fc2_weight"))]
+
     def __init__(
         self, hidden_size, ffn_hidden_size, eps=1e-5, sequence_parallel=False, return_bias=False, get_rng_state_tracker=None,
         tp_group=None, tp_size=1, init_method=None, output_layer_init_method=None, bias=True, normalization="LayerNorm",

@@ -26,8 +26,10 @@ _plans = {}
 class Plan:
     """A layer handle and its sizes."""
 
-    __slots__ = ("handle", "index", "where", "dtype", "param_dtype", "fp8", "kind", "k", "n", "mode", "stream", "sizes", "slots", "cache_bytes",
-                 "full")  # fmt: skip
+    __slots__ = (
+        "handle", "index", "where", "dtype", "param_dtype", "number", "fp8", "kind", "k", "n", "mode", "stream", "sizes", "slots",
+        "cache_bytes", "full", "forward", "backward",
+    )  # fmt: skip
 
     def __init__(self, kind, index, dtype, param_dtype, mode, dims, norm, activation):
         spec = None if mode is None else mode.spec
@@ -52,6 +54,8 @@ class Plan:
         self.handle, self.index, self.kind, self.mode = made.value, index, kind, mode
         self.where = torch.device("cpu") if index < 0 else torch.device("cuda", index)
         self.dtype, self.param_dtype, self.fp8 = dtype, param_dtype, mode is not None and mode.fp8
+        self.number = NUMBERS[param_dtype]
+        self.forward, self.backward = getattr(lib, f"nvte_{kind}_fwd"), getattr(lib, f"nvte_{kind}_bwd")
         self.k, self.n = dims[0], dims[1]
         self.stream = torch._C._cuda_getCurrentRawStream if index >= 0 else _no_stream
         self.sizes = {}
