@@ -311,7 +311,17 @@ def section_time(run):
                 del graph
             run.put(f"{name} in a graph, cache warm", **times)
 
+        def graphed_callable():
+            """As torch's users capture it: the module's two passes, called inside a region."""
+            layer = te.Linear(hidden, ffn, device=run.device, params_dtype=BF16)
+            x = source.clone().requires_grad_()
+            made = te.make_graphed_callables(layer, (x,), enabled=True, recipe=recipes["delayed"])
+            call = step(made, x, dy, recipes["delayed"])
+            found = cold_turns(run, {"delayed": (call, [])}, cache)
+            run.put(f"{name} as a graphed callable", delayed_ms=middle(found["delayed"]), host_ms=host_of(call))
+
         run.row(f"{name} in a graph", graphed)
+        run.row(f"{name} as a graphed callable", graphed_callable)
         if run.options.profile:
             run.row(f"{name} kernels", lambda: run.put(f"{name} kernels", of=kernels_of(calls["delayed"]), nn=kernels_of(calls["nn"])))
 
