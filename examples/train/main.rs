@@ -6,15 +6,14 @@
 //! cargo run --release --example train -- --device cuda
 //! ```
 //!
-//! Every matrix product, cast, norm, activation and scale update is an operation of the library; data moves in and out by copies, and the
-//! loss and the optimizer run on the host. Start reading at `model.rs`, then `layers.rs` and `operand.rs`.
+//! Each layer is one call of the library forward and one backward, and scales are updated in one call; data moves in and out by copies, and
+//! the loss and the optimizer run on the host. Start reading at `model.rs`, then `layers.rs`.
 
 mod compute;
 mod data;
 mod layers;
 mod loss;
 mod model;
-mod operand;
 mod optimizer;
 mod parameters;
 mod plot;
@@ -28,9 +27,9 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Parser, ValueEnum};
 use data::Digits;
 use indicatif::{ProgressBar, ProgressStyle};
+use layers::Precision;
 use model::Shape;
 use nvte::Context;
-use operand::Precision;
 use run::Run;
 
 /// Trains a small network on handwritten digits in f32 and FP8, side by side.

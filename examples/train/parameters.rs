@@ -2,7 +2,7 @@
 
 use std::{ops::Range, rc::Rc};
 
-use nvte::{Buffer, Context, DType, Ptr, Result, TensorView};
+use nvte::{Buffer, Context, Ptr, Result};
 use rand::{rngs::StdRng, RngExt};
 use rand_distr::StandardNormal;
 
@@ -84,18 +84,8 @@ impl Parameters {
     }
 
     /// Address of its gradient.
-    pub fn gradient_ptr(&self, part: &Part) -> Ptr {
+    pub fn gradient(&self, part: &Part) -> Ptr {
         self.gradients.ptr().offset(4 * part.start as u64)
-    }
-
-    /// A parameter as a matrix.
-    pub fn view(&self, part: &Part) -> TensorView {
-        TensorView::new(DType::F32, self.ptr(part), part.rows as i64, part.cols as i64)
-    }
-
-    /// Its gradient as a matrix.
-    pub fn gradient(&self, part: &Part) -> TensorView {
-        TensorView::new(DType::F32, self.gradient_ptr(part), part.rows as i64, part.cols as i64)
     }
 }
 

@@ -35,7 +35,7 @@ impl Cursor<'_> {
         let row = |x: &[f64]| -> Vec<f64> {
             let mean = x.iter().sum::<f64>() / features as f64;
             let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / features as f64;
-            let rsigma = 1.0 / (variance + f64::from(crate::compute::NORM_EPSILON)).sqrt();
+            let rsigma = 1.0 / (variance + f64::from(crate::layers::NORM_EPSILON)).sqrt();
             x.iter().zip(gamma.iter().zip(beta)).map(|(v, (g, b))| (v - mean) * rsigma * g + b).collect()
         };
         x.chunks(features).flat_map(row).collect()

@@ -6,9 +6,9 @@ use nvte::{Context, Result};
 
 use crate::{
     data::{Batch, Digits},
+    layers::Precision,
     loss::cross_entropy,
     model::{Mlp, Shape},
-    operand::Precision,
     optimizer::AdamW,
 };
 

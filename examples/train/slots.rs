@@ -1,4 +1,4 @@
-//! The scaling state of a model: one slot per FP8 tensor, all slots in a few small arrays.
+//! The scaling state of a model: each layer has its consecutive slots, one per FP8 tensor, all in a few small arrays.
 
 use std::cell::Cell;
 
@@ -13,11 +13,16 @@ use crate::compute::Compute;
 /// Most slots of a model.
 const CAPACITY: usize = 256;
 
-/// One tensor's place in the arrays.
+/// Where a layer's slots begin.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot(usize);
 
-/// `live`, `scale`, `history` and `format_max` on the device. Current scaling uses the first two as scratch.
+/// The recipe of delayed scaling. A short run has no use for the usual window of 1024 steps.
+pub fn recipe() -> DelayedScaling {
+    DelayedScaling { amax_history_len: 16, ..Default::default() }
+}
+
+/// `live`, `scale`, `history` and `format_max` on the device.
 pub struct Slots {
     recipe: DelayedScaling,
     formats: Vec<DType>,
@@ -32,8 +37,7 @@ pub struct Slots {
 impl Slots {
     /// No slots yet.
     pub fn new(c: &Compute) -> Result<Self> {
-        // A short run has no use for the usual window of 1024 steps.
-        let recipe = DelayedScaling { amax_history_len: 16, ..Default::default() };
+        let recipe = recipe();
         Ok(Self {
             recipe,
             formats: Vec::new(),
@@ -45,10 +49,13 @@ impl Slots {
         })
     }
 
-    /// The next free slot, for a tensor of this type.
-    pub fn take(&mut self, dtype: DType) -> Slot {
-        self.formats.push(dtype);
-        Slot(self.formats.len() - 1)
+    /// The next `count` free slots: a layer's inputs and weights, then as many gradients as it has products.
+    pub fn take(&mut self, count: usize) -> Slot {
+        let first = Slot(self.formats.len());
+        let formats =
+            (0..count).map(|i| if i < 2 * count / 3 { self.recipe.fp8_format.forward() } else { self.recipe.fp8_format.backward() });
+        self.formats.extend(formats);
+        first
     }
 
     /// Called once when all slots are taken.
@@ -58,12 +65,12 @@ impl Slots {
         self.format_max.write(0, &self.formats.iter().map(max).collect::<Vec<f32>>())
     }
 
-    /// Where the slot's amax is recorded.
+    /// Where amaxes are recorded from this slot on.
     pub fn live(&self, s: Slot) -> Ptr {
         self.live.ptr().offset(4 * s.0 as u64)
     }
 
-    /// Its scale.
+    /// The scales from this slot on.
     pub fn scale(&self, s: Slot) -> Ptr {
         self.scale.ptr().offset(4 * s.0 as u64)
     }

@@ -100,8 +100,8 @@ fn delayed_scales_follow_from_the_step_before_and_tests_leave_them_alone() {
     let shape = Shape { width: 32, hidden: 48, blocks: 1, rows: 32 };
     let batch = Digits::load().batches(32, seed).next().unwrap();
     let model = unsettled(&ctx, Precision::Delayed, shape, seed);
-    // x, w, dy of stem, up, down, head.
-    let weights = [1, 4, 7, 10];
+    // x, w, dy of the stem; x1, w1, x2, w2, dy2, dy1 of the block; x, w, dy of the head.
+    let weights = [1, 4, 6, 10];
     model.forward(&batch.inputs, false).unwrap();
     assert!(model.scales().unwrap().iter().all(|s| *s == 1.0), "a test pass writes no scale");
 

@@ -196,7 +196,7 @@ fn calibration_computes_without_fp8_and_records() {
             let how = How::with(LayerFlags { calibrate: true, ..LayerFlags::training() });
             let got = rig.run(&how);
             rig.check(&how, &got);
-            assert!(got.live.iter().zip(&rig.live0).all(|(a, b)| a > b), "{case:?}: {:?}", got.live);
+            assert!(got.live.iter().zip(&rig.live0).all(|(a, b)| a > b || *b > 1.0), "{case:?}: {:?}", got.live);
             assert_eq!(bits(&rig.run(&How { record: false, ..how }).live), bits(&rig.live0));
             // The same bits as the layer that has no recipe.
             rig.case.scaling = Scaling::None;

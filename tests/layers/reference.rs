@@ -232,6 +232,8 @@ pub struct Norm {
 struct Row {
     mean: f64,
     rsigma: f64,
+    /// What rounding of the mean is relative to: it may itself be small.
+    size: f64,
 }
 
 impl Norm {
@@ -239,14 +241,15 @@ impl Norm {
         let n = x.len() as f64;
         let mean = if self.rms { 0.0 } else { x.iter().sum::<f64>() / n };
         let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-        Row { mean, rsigma: 1.0 / (variance + f64::from(self.eps)).sqrt() }
+        let size = x.iter().map(|v| v.abs()).sum::<f64>() / n;
+        Row { mean, rsigma: 1.0 / (variance + f64::from(self.eps)).sqrt(), size }
     }
 
     pub fn forward(&self, x: &Known) -> Known {
         let rows: Vec<Row> = x.v.chunks(x.cols.max(1)).map(|r| self.row(r)).collect();
         Known::new(x.rows, x.cols, |r, c| {
-            let (v, Row { mean, rsigma }) = (x.at(r, c).0, &rows[r]);
-            let term = (v.abs().max(mean.abs()) * rsigma * self.weight[c].abs()).max(self.beta[c].abs());
+            let (v, Row { mean, rsigma, size }) = (x.at(r, c).0, &rows[r]);
+            let term = (v.abs().max(*size) * rsigma * self.weight[c].abs()).max(self.beta[c].abs());
             ((v - mean) * rsigma * self.weight[c] + self.beta[c], STEP / 2.0 * term)
         })
     }
@@ -256,7 +259,7 @@ impl Norm {
         let rows: Vec<Row> = x.v.chunks(x.cols.max(1)).map(|r| self.row(r)).collect();
         let hat = |r: usize, c: usize| (x.at(r, c).0 - rows[r].mean) * rows[r].rsigma;
         // Rounding of x - mean, relative to the normalised value.
-        let hat_term = |r: usize, c: usize| x.at(r, c).0.abs().max(rows[r].mean.abs()) * rows[r].rsigma;
+        let hat_term = |r: usize, c: usize| x.at(r, c).0.abs().max(rows[r].size) * rows[r].rsigma;
         let n = x.cols as f64;
         let means: Vec<[(f64, f64); 2]> = (0..x.rows)
             .map(|r| {

@@ -222,7 +222,9 @@ impl Rig {
         let dy = random(case.dtype, t, case.out(), 0.05, 0.5);
         let dnorm_out = random(case.dtype, t, k, 0.0, 0.5);
         let dw0 = shapes.iter().map(|(n, k)| random(case.dw_dtype, *n, *k, 0.0, 1.0).v).collect();
-        let (live0, scale0) = (0..case.slots()).map(|_| (rng.random_range(0.0f32..0.01), rng.random_range(5.0f32..150.0))).unzip();
+        // Now and then a slot has seen more in this period than it will be shown.
+        let recorded = |rng: &mut StdRng| rng.random_range(0.0f32..0.01) * if rng.random_bool(0.2) { 1e5 } else { 1.0 };
+        let (live0, scale0) = (0..case.slots()).map(|_| (recorded(rng), rng.random_range(5.0f32..150.0))).unzip();
         let layer = Layer::new(ctx, &case.config()).unwrap();
         Self { ctx: ctx.clone(), case, layer, x, gamma, beta, w, b, dy, dnorm_out, dw0, live0, scale0, place }
     }
