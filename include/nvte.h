@@ -244,7 +244,7 @@ typedef struct nvte_api_t nvte_api_t;
 // E4M3 everywhere.
 #define NVTE_FORMAT_E4M3 1
 
-// Backward will be asked for the gradient of x.
+// Backward will be asked for the gradient of x. Of the four NVTE_LAYER_NEEDS_* those that ask for what a kind of layer has not are ignored.
 #define NVTE_LAYER_NEEDS_DX 1
 
 // Backward will be asked for the gradient of the first weight, or of its bias where another product follows.

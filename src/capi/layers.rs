@@ -29,7 +29,7 @@ pub const NVTE_FORMAT_HYBRID: i32 = 0;
 /// E4M3 everywhere.
 pub const NVTE_FORMAT_E4M3: i32 = 1;
 
-/// Backward will be asked for the gradient of x.
+/// Backward will be asked for the gradient of x. Of the four NVTE_LAYER_NEEDS_* those that ask for what a kind of layer has not are ignored.
 pub const NVTE_LAYER_NEEDS_DX: u32 = 1;
 /// Backward will be asked for the gradient of the first weight, or of its bias where another product follows.
 pub const NVTE_LAYER_NEEDS_DW: u32 = 2;

@@ -84,7 +84,7 @@ impl LayerConfig {
     }
 }
 
-/// What backward will be asked for, and how a call computes.
+/// What backward will be asked for, and how a call computes. What asks for gradients that a kind of layer has not is ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerFlags {
     /// The gradient of x.
@@ -196,7 +196,7 @@ pub struct LayerCall {
     pub workspace: Ptr,
     /// At least what [`Layer::sizes`] says.
     pub workspace_bytes: u64,
-    /// f32 slots that record amaxes; null: nothing is recorded.
+    /// f32 slots that record amaxes; null: nothing is recorded. Current scaling records in calibration only.
     pub live: Ptr,
     /// f32 slots of the scales of delayed scaling; null: 1.
     pub scale: Ptr,
