@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import gc
 import warnings
 
 import pytest
@@ -139,10 +138,9 @@ def test_checkpoint_saves_memory():
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
             with te.autocast():
-                base(x)
+                loss = base(x).sum()
         held.append(sum(sizes))
-        # Frames of checkpoints are cycles.
-        gc.collect()
+        loss.backward()
     assert held[1] < held[0] and held[2] < held[0]
 
 
@@ -207,17 +205,16 @@ def test_resume_is_bit_for_bit(interval, tmp_path):
     for p, g in zip(again.parameters(), grads):
         p.grad = g.clone()
     assert_same(again.state_dict(), model.state_dict())
-    # The two models run one after the other: each region ends the period of both.
-    a = follow(again, "F2 B2 F3 B3", recipe, xs)
-    del again
-    b = follow(model, "F2 B2 F3 B3", recipe, xs)
-    if interval == 1:
-        assert_same(a, b)
-    # The same module, back at the same place.
-    model.load_state_dict(stored)
-    for p, g in zip(model.parameters(), grads):
-        p.grad = g.clone()
-    assert_same(follow(model, "F2 B2 F3 B3", recipe, xs), b)
+    results = []
+    for m in (again, model, model):
+        # Counters of updates are shared by the layers of a device: each starts from the same.
+        m.load_state_dict(stored)
+        for p, g in zip(m.parameters(), grads):
+            p.grad = g.clone()
+        results.append(follow(m, "F2 B2 F3 B3", recipe, xs))
+        if m is not model and interval > 1:
+            results.clear()
+    assert_same(results[1:], results[:-1])
 
 
 def test_resume_in_the_same_module_and_other_lengths():

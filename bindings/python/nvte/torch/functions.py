@@ -10,8 +10,7 @@ import math
 import torch
 
 from .. import _abi
-from .._library import check, lib, packer, packing
-from ..context import shared
+from .._library import check, packer, packing
 from .plans import ACCUMULATE_DW, NEEDS_DNORM, NEEDS_DX, NUMBERS, scratch
 
 _call = "flags tokens saved saved_bytes workspace workspace_bytes live scale weight_cache skip_refresh "
@@ -35,7 +34,6 @@ _pack_mlp_bwd = packer(
     _call + "dy lddy x ldx gamma fc1_weight ld_fc1_weight fc2_weight ld_fc2_weight dnorm_out ld_dnorm_out dx lddx dgamma dbeta "
     "dfc1_weight ld_dfc1_weight dfc1_bias dfc2_weight ld_dfc2_weight dfc2_bias dw_dtype reserved",
 )
-_pack_norm_fwd = packer(_abi.nvte_norm_fwd_args_t, "zero_centered_gamma x gamma beta y mu rsigma eps reserved")
 
 _bytes, _is_grad_enabled = torch.uint8, torch.is_grad_enabled
 _Function = torch.autograd.Function
@@ -100,12 +98,12 @@ def main_grad_of(w):
     return target
 
 
-def _weight_gradients(ctx, run, weights, positions):
+def _weight_gradients(needs, run, weights, positions):
     """(gradients to return, tensors to write, flags) for the weights; accumulated into main_grad where that is asked for."""
     flags, targets, results = run[1], [], []
     fused = run[7][0]
     for w, i in zip(weights, positions):
-        if not ctx.needs_input_grad[i]:
+        if not needs[i]:
             targets.append(None)
             results.append(None)
         elif fused is None:
@@ -184,6 +182,60 @@ def linear_forward(x, weight, bias, run):
     return y, saved, x
 
 
+def linear_backward(run, needs, dy, weight, saved, x=None):
+    """Gradients of x, weight and bias; `needs` says which."""
+    plan, flags, live, scale, cache, skip, token, kept = run
+    if token is not None:
+        token.started = True
+    k, n, index, sizes = plan.k, plan.n, plan.index, plan.sizes.get(flags)
+    shape = dy.shape
+    if len(shape) == 2 and dy.is_contiguous():
+        tokens, lddy = shape[0], n
+        dx = dy.new_empty((tokens, k)) if flags & NEEDS_DX else None
+    else:
+        dx = dy.new_empty((*shape[:-1], k)) if flags & NEEDS_DX else None
+        dy, tokens, lddy = rows_of(dy, n)
+    per_token, fixed, _, _, w_per_token, w_fixed = plan.bytes(flags) if sizes is None else sizes
+    _, needs_dw, needs_db, _ = needs
+    dw = db = None
+    dw_at = db_at = 0
+    number = plan.number
+    if needs_dw:
+        if kept[0] is None:
+            dw = weight.new_empty((n, k))
+            dw_at = dw.data_ptr() or 256
+        else:
+            target = main_grad_of(kept[0][0])
+            dw_at, number = target.data_ptr() or 256, NUMBERS[target.dtype]
+            flags |= ACCUMULATE_DW
+    if needs_db:
+        db = weight.new_empty(n)
+        db_at = db.data_ptr() or 256
+    x_at, ldx = 0, k
+    if x is not None:
+        x, _, ldx = rows_of(x, k)
+        x_at = x.data_ptr() or 256
+    if weight.is_contiguous():
+        ldw = k
+    else:
+        weight, ldw = weight_of(weight)
+    saved_bytes, size = per_token * tokens + fixed, w_per_token * tokens + w_fixed
+    stream = plan.stream(index)
+    at, held, _ = scratch(index, stream, size, plan.where)
+    status = plan.backward(
+        plan.handle,
+        _pack_linear_bwd(
+            _SIZE_LINEAR_BWD, flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
+            dy.data_ptr() or 256, lddy, x_at, ldx, weight.data_ptr() or 256, ldw, 0 if dx is None else dx.data_ptr() or 256, k,
+            dw_at, k, db_at, number, 0,
+        ),
+        stream,
+    )  # fmt: skip
+    if status:
+        check(status)
+    return dx, dw, db, None
+
+
 class LinearFunction(_Function):
     """y = x W^T + b."""
 
@@ -200,60 +252,8 @@ class LinearFunction(_Function):
 
     @staticmethod
     def backward(ctx, dy):
-        run = ctx.run
-        plan, flags, live, scale, cache, skip, token, kept = run
-        if token is not None:
-            token.started = True
-        weight, saved, *x = ctx.saved_tensors
-        k, n, index, sizes = plan.k, plan.n, plan.index, plan.sizes.get(flags)
-        shape = dy.shape
-        if len(shape) == 2 and dy.is_contiguous():
-            tokens, lddy = shape[0], n
-            dx = dy.new_empty((tokens, k)) if flags & NEEDS_DX else None
-        else:
-            dx = dy.new_empty((*shape[:-1], k)) if flags & NEEDS_DX else None
-            dy, tokens, lddy = rows_of(dy, n)
-        per_token, fixed, _, _, w_per_token, w_fixed = plan.bytes(flags) if sizes is None else sizes
-        _, needs_dw, needs_db, _ = ctx.needs_input_grad
-        dw = db = None
-        dw_at = db_at = 0
-        number = plan.number
-        if needs_dw:
-            if kept[0] is None:
-                dw = weight.new_empty((n, k))
-                dw_at = dw.data_ptr() or 256
-            else:
-                target = main_grad_of(kept[0][0])
-                dw_at, number = target.data_ptr() or 256, NUMBERS[target.dtype]
-                flags |= ACCUMULATE_DW
-        if needs_db:
-            db = weight.new_empty(n)
-            db_at = db.data_ptr() or 256
-        x_at, ldx = 0, k
-        if x:
-            x, _, ldx = rows_of(x[0], k)
-            x_at = x.data_ptr() or 256
-        if weight.is_contiguous():
-            ldw = k
-        else:
-            weight, ldw = weight_of(weight)
-        saved_bytes, size = per_token * tokens + fixed, w_per_token * tokens + w_fixed
-        stream = plan.stream(index)
-        at, held, _ = scratch(index, stream, size, plan.where)
-        status = plan.backward(
-            plan.handle,
-            _pack_linear_bwd(
-                _SIZE_LINEAR_BWD, flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
-                dy.data_ptr() or 256, lddy, x_at, ldx, weight.data_ptr() or 256, ldw, 0 if dx is None else dx.data_ptr() or 256, k,
-                dw_at, k, db_at, number, 0,
-            ),
-            stream,
-        )  # fmt: skip
-        if status:
-            check(status)
-        if _is_grad_enabled():
-            return _finish(dy, (dx, dw, db, None))
-        return dx, dw, db, None
+        grads = linear_backward(ctx.run, ctx.needs_input_grad, dy, *ctx.saved_tensors)
+        return _finish(dy, grads) if _is_grad_enabled() else grads
 
 
 # --- norm + Linear ---
@@ -277,10 +277,51 @@ def norm_linear_forward(x, gamma, beta, weight, bias, run):
         flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or 256, ldx,
         address(gamma), address(beta), w.data_ptr() or 256, ldw, address(bias), y.data_ptr() or 256, n, address(norm_out), k,
     )  # fmt: skip
-    status = lib.nvte_layernorm_linear_fwd(plan.handle, arguments, stream)
+    status = plan.forward(plan.handle, arguments, stream)
     if status:
         check(status)
     return y, norm_out, saved, x2
+
+
+def norm_linear_backward(run, needs, dy, dnorm, gamma, weight, saved, x):
+    """Gradients of x, gamma, beta, weight and bias; `needs` says which."""
+    plan, _, live, scale, cache, skip, token, _ = run
+    if token is not None:
+        token.started = True
+    k, n = plan.k, plan.n
+    if dy is None:
+        if dnorm is None:
+            return (None,) * 6
+        dy = dnorm.new_zeros((*dnorm.shape[:-1], n))
+    dy2, tokens, lddy = rows_of(dy, n)
+    w, ldw = weight_of(weight)
+    (dw,), (target,), flags = _weight_gradients(needs, run, (weight,), (3,))
+    dx = dy.new_empty((*dy.shape[:-1], k)) if needs[0] else None
+    dgamma = weight.new_empty(k) if needs[1] else None
+    dbeta = weight.new_empty(k) if needs[2] else None
+    db = weight.new_empty(n) if needs[4] else None
+    x_at, ldx, dnorm_at, ld_dnorm = 0, k, 0, k
+    if x is not None:
+        x, _, ldx = rows_of(x, k)
+        x_at = x.data_ptr() or 256
+        if dnorm is not None:
+            dnorm, _, ld_dnorm = rows_of(dnorm, k)
+            dnorm_at = dnorm.data_ptr() or 256
+    gamma = _vector(gamma)
+    saved_bytes, size = _room(run, tokens, False)
+    index = plan.index
+    stream = plan.stream(index)
+    at, held, _ = scratch(index, stream, size, plan.where)
+    arguments = _pack_norm_linear_bwd(
+        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
+        dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w.data_ptr() or 256, ldw, dnorm_at, ld_dnorm, address(dx), k,
+        address(dgamma), address(dbeta), address(target), k, address(db),
+        NUMBERS[weight.dtype if target is None else target.dtype], 0,
+    )  # fmt: skip
+    status = plan.backward(plan.handle, arguments, stream)
+    if status:
+        check(status)
+    return dx, dgamma, dbeta, dw, db, None
 
 
 class NormLinearFunction(_Function):
@@ -290,7 +331,7 @@ class NormLinearFunction(_Function):
     def forward(ctx, x, gamma, beta, weight, bias, run):
         y, norm_out, saved, x2 = norm_linear_forward(x, gamma, beta, weight, bias, run)
         ctx.save_for_backward(gamma, weight, saved, x2 if run[1] & (NEEDS_DX | NEEDS_DNORM) else None)
-        ctx.run, ctx.shape = run, x.shape
+        ctx.run = run
         if norm_out is None:
             return y
         ctx.set_materialize_grads(False)
@@ -298,48 +339,8 @@ class NormLinearFunction(_Function):
 
     @staticmethod
     def backward(ctx, dy, dnorm=None):
-        run = ctx.run
-        plan, _, live, scale, cache, skip, token, _ = run
-        if token is not None:
-            token.started = True
-        gamma, weight, saved, x = ctx.saved_tensors
-        k, n = plan.k, plan.n
-        if dy is None:
-            if dnorm is None:
-                return (None,) * 6
-            dy = dnorm.new_zeros((*dnorm.shape[:-1], n))
-        dy2, tokens, lddy = rows_of(dy, n)
-        w, ldw = weight_of(weight)
-        needs = ctx.needs_input_grad
-        (dw,), (target,), flags = _weight_gradients(ctx, run, (weight,), (3,))
-        dx = dy.new_empty(ctx.shape) if needs[0] else None
-        dgamma = weight.new_empty(k) if needs[1] else None
-        dbeta = weight.new_empty(k) if needs[2] else None
-        db = weight.new_empty(n) if needs[4] else None
-        x_at, ldx, dnorm_at, ld_dnorm = 0, k, 0, k
-        if x is not None:
-            x, _, ldx = rows_of(x, k)
-            x_at = x.data_ptr() or 256
-            if dnorm is not None:
-                dnorm, _, ld_dnorm = rows_of(dnorm, k)
-                dnorm_at = dnorm.data_ptr() or 256
-        gamma = _vector(gamma)
-        saved_bytes, size = _room(run, tokens, False)
-        index = plan.index
-        stream = plan.stream(index)
-        at, held, _ = scratch(index, stream, size, plan.where)
-        arguments = _pack_norm_linear_bwd(
-            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
-            dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w.data_ptr() or 256, ldw, dnorm_at, ld_dnorm, address(dx), k,
-            address(dgamma), address(dbeta), address(target), k, address(db),
-            NUMBERS[weight.dtype if target is None else target.dtype], 0,
-        )  # fmt: skip
-        status = lib.nvte_layernorm_linear_bwd(plan.handle, arguments, stream)
-        if status:
-            check(status)
-        if _is_grad_enabled():
-            return _finish(dy, (dx, dgamma, dbeta, dw, db, None))
-        return dx, dgamma, dbeta, dw, db, None
+        grads = norm_linear_backward(ctx.run, ctx.needs_input_grad, dy, dnorm, *ctx.saved_tensors)
+        return _finish(dy, grads) if _is_grad_enabled() else grads
 
 
 # --- norm + MLP ---
@@ -365,10 +366,54 @@ def norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run):
         address(gamma), address(beta), w1.data_ptr() or 256, ld1, address(b1), w2.data_ptr() or 256, ld2, address(b2),
         y.data_ptr() or 256, k, address(norm_out), k,
     )  # fmt: skip
-    status = lib.nvte_layernorm_mlp_fwd(plan.handle, arguments, stream)
+    status = plan.forward(plan.handle, arguments, stream)
     if status:
         check(status)
     return y, norm_out, saved, x2
+
+
+def norm_mlp_backward(run, needs, dy, dnorm, gamma, w1, w2, saved, x):
+    """Gradients of x, gamma, beta, w1, b1, w2 and b2; `needs` says which."""
+    plan, _, live, scale, cache, skip, token, _ = run
+    if token is not None:
+        token.started = True
+    k = plan.k
+    if dy is None:
+        if dnorm is None:
+            return (None,) * 8
+        dy = torch.zeros_like(dnorm)
+    dy2, tokens, lddy = rows_of(dy, k)
+    w1, ld1 = weight_of(w1)
+    w2, ld2 = weight_of(w2)
+    (dw1, dw2), (target1, target2), flags = _weight_gradients(needs, run, (w1, w2), (3, 5))
+    dx = dy.new_empty((*dy.shape[:-1], k)) if needs[0] else None
+    dgamma = w1.new_empty(k) if needs[1] else None
+    dbeta = w1.new_empty(k) if needs[2] else None
+    db1 = w1.new_empty(w1.shape[0]) if needs[4] else None
+    db2 = w1.new_empty(k) if needs[6] else None
+    x_at, ldx, dnorm_at, ld_dnorm = 0, k, 0, k
+    if x is not None:
+        x, _, ldx = rows_of(x, k)
+        x_at = x.data_ptr() or 256
+        if dnorm is not None:
+            dnorm, _, ld_dnorm = rows_of(dnorm, k)
+            dnorm_at = dnorm.data_ptr() or 256
+    gamma = _vector(gamma)
+    target = target1 if target1 is not None else target2
+    saved_bytes, size = _room(run, tokens, False)
+    index = plan.index
+    stream = plan.stream(index)
+    at, held, _ = scratch(index, stream, size, plan.where)
+    arguments = _pack_mlp_bwd(
+        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
+        dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w1.data_ptr() or 256, ld1, w2.data_ptr() or 256, ld2,
+        dnorm_at, ld_dnorm, address(dx), k, address(dgamma), address(dbeta), address(target1), k, address(db1),
+        address(target2), w2.shape[1], address(db2), NUMBERS[w1.dtype if target is None else target.dtype], 0,
+    )  # fmt: skip
+    status = plan.backward(plan.handle, arguments, stream)
+    if status:
+        check(status)
+    return dx, dgamma, dbeta, dw1, db1, dw2, db2, None
 
 
 class NormMLPFunction(_Function):
@@ -378,7 +423,7 @@ class NormMLPFunction(_Function):
     def forward(ctx, x, gamma, beta, w1, b1, w2, b2, run):
         y, norm_out, saved, x2 = norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run)
         ctx.save_for_backward(gamma, w1, w2, saved, x2 if run[1] & (NEEDS_DX | NEEDS_DNORM) else None)
-        ctx.run, ctx.shape = run, x.shape
+        ctx.run = run
         if norm_out is None:
             return y
         ctx.set_materialize_grads(False)
@@ -386,51 +431,8 @@ class NormMLPFunction(_Function):
 
     @staticmethod
     def backward(ctx, dy, dnorm=None):
-        run = ctx.run
-        plan, _, live, scale, cache, skip, token, _ = run
-        if token is not None:
-            token.started = True
-        gamma, w1, w2, saved, x = ctx.saved_tensors
-        k = plan.k
-        if dy is None:
-            if dnorm is None:
-                return (None,) * 8
-            dy = torch.zeros_like(dnorm)
-        dy2, tokens, lddy = rows_of(dy, k)
-        w1, ld1 = weight_of(w1)
-        w2, ld2 = weight_of(w2)
-        needs = ctx.needs_input_grad
-        (dw1, dw2), (target1, target2), flags = _weight_gradients(ctx, run, (w1, w2), (3, 5))
-        dx = dy.new_empty(ctx.shape) if needs[0] else None
-        dgamma = w1.new_empty(k) if needs[1] else None
-        dbeta = w1.new_empty(k) if needs[2] else None
-        db1 = w1.new_empty(w1.shape[0]) if needs[4] else None
-        db2 = w1.new_empty(k) if needs[6] else None
-        x_at, ldx, dnorm_at, ld_dnorm = 0, k, 0, k
-        if x is not None:
-            x, _, ldx = rows_of(x, k)
-            x_at = x.data_ptr() or 256
-            if dnorm is not None:
-                dnorm, _, ld_dnorm = rows_of(dnorm, k)
-                dnorm_at = dnorm.data_ptr() or 256
-        gamma = _vector(gamma)
-        target = target1 if target1 is not None else target2
-        saved_bytes, size = _room(run, tokens, False)
-        index = plan.index
-        stream = plan.stream(index)
-        at, held, _ = scratch(index, stream, size, plan.where)
-        arguments = _pack_mlp_bwd(
-            flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
-            dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w1.data_ptr() or 256, ld1, w2.data_ptr() or 256, ld2,
-            dnorm_at, ld_dnorm, address(dx), k, address(dgamma), address(dbeta), address(target1), k, address(db1),
-            address(target2), w2.shape[1], address(db2), NUMBERS[w1.dtype if target is None else target.dtype], 0,
-        )  # fmt: skip
-        status = lib.nvte_layernorm_mlp_bwd(plan.handle, arguments, stream)
-        if status:
-            check(status)
-        if _is_grad_enabled():
-            return _finish(dy, (dx, dgamma, dbeta, dw1, db1, dw2, db2, None))
-        return dx, dgamma, dbeta, dw1, db1, dw2, db2, None
+        grads = norm_mlp_backward(ctx.run, ctx.needs_input_grad, dy, dnorm, *ctx.saved_tensors)
+        return _finish(dy, grads) if _is_grad_enabled() else grads
 
 
 # Function.apply of torch looks for functorch each time; where none is active its own work can be left out.

@@ -226,7 +226,7 @@ class Layer(torch.nn.Module):
                 if slots is None or slots.index != index:
                     slots = self._slots_on(index)
                 if slots.spec is not mode.spec or slots.group is not mode.group:
-                    slots.assign(mode.spec, mode.group)
+                    slots.assign(mode.spec, mode.group, grad and token is not None)
                 scale = slots.scale_at
                 record = grad and d["training"] or mode.calibrating
                 if record:

@@ -207,13 +207,8 @@ def layers_of(model):
 def update_scaling(model):
     """Ends the period of delayed scaling for the layers of a model, now."""
     for layer in layers_of(model):
-        slots = layer._slots
-        if slots is not None and slots.spec is not None:
-            if slots.group is not state.NO_GROUP and torch.distributed.is_available() and torch.distributed.is_initialized():
-                group = None if slots.group is state.WORLD else slots.group.group
-                if torch.distributed.get_world_size(group) > 1:
-                    torch.distributed.all_reduce(slots.live.view(torch.int32), torch.distributed.ReduceOp.MAX, group=group)
-            slots.update()
+        if layer._slots is not None:
+            layer._slots.update()
 
 
 def reset_scaling(model):

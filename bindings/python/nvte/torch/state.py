@@ -161,7 +161,7 @@ class Device:
                     groups.setdefault(group, []).append((chunk, start, count))
         reducing = [g for g in groups if g is not NO_GROUP]
         for group in reducing:
-            process_group = None if group is WORLD else group.group
+            process_group = group.group
             if torch.distributed.get_world_size(process_group) <= 1:
                 continue
             if len(groups) == 1 and len(self.banks) == 1:
@@ -327,6 +327,8 @@ class Slots:
         self.device, self.index, self.chunk, self.start, self.k = device, device.index, chunk, start, k
         self.live_at, self.scale_at = chunk.live_at + 4 * start, chunk.scale_at + 4 * start
         self.spec = self.group = None
+        # Values were loaded before any recipe was known: the period that they hold has not ended yet.
+        self.loaded = False
 
     def part(self, whole):
         """This layer's part of an array of the chunk."""
@@ -370,8 +372,8 @@ class Slots:
             self.part(self.chunk.format_max)[:first].fill_(forward)
             self.part(self.chunk.format_max)[first:].fill_(backward)
 
-    def assign(self, spec, group):
-        """From now on this recipe updates them."""
+    def assign(self, spec, group, trains=False):
+        """From now on this recipe updates them. `trains`: for the first pass of a training region."""
         with _lock, torch.inference_mode(False), torch.no_grad():
             old, self.spec, self.group = self.spec, spec, group
             chunk, span = self.chunk, slice(self.start, self.start + self.k)
@@ -383,6 +385,11 @@ class Slots:
             if old is not None and old.history_len < spec.history_len:
                 # What lies beyond the shorter window was not kept up.
                 self.history[:, : HISTORY - (old.history_len - 1)].zero_()
+        if self.loaded:
+            self.loaded = False
+            if trains:
+                # The region's entry could not do it.
+                self.update()
 
     def pack(self):
         """Everything that a checkpoint keeps, f32 [k, 2 + 1024]: scale, live, history."""
@@ -391,6 +398,7 @@ class Slots:
 
     def unpack(self, packed):
         """Takes over what `pack` gave, in place."""
+        self.loaded = self.spec is None
         with torch.inference_mode(False), torch.no_grad():
             self.scale.copy_(packed[:, 0])
             self.live.copy_(packed[:, 1])
@@ -427,6 +435,9 @@ class Slots:
             return
         if self.chunk.dirty:
             self.chunk.plan()
+        if self.group is not NO_GROUP and torch.distributed.is_available() and torch.distributed.is_initialized():
+            if torch.distributed.get_world_size(self.group.group) > 1:
+                torch.distributed.all_reduce(self.live.view(torch.int32), torch.distributed.ReduceOp.MAX, group=self.group.group)
         if self.spec.functions:
             self.update_by_functions()
             return
