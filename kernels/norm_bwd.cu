@@ -34,22 +34,6 @@ struct Args {
   int gamma_dt, zero_centered, warps, stages;
 };
 
-DEVICE void copy16(u32 to, const void *from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
-DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `stages` - 1 groups of this thread's copies are under way.
-DEVICE void wait(int stages) {
-  switch (stages) {
-    case 1: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
-    case 2: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
-    case 3: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-    default: asm volatile("cp.async.wait_group 3;" ::: "memory");
-  }
-}
-DEVICE Vec16 read16(u32 at) { Vec16 v; asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(at) : "memory"); return v; }
-DEVICE void write16(u32 at, const float *f) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]) : "memory"); }
-// The barrier of some of the block's warps. Number 0 is __syncthreads.
-DEVICE void sync_some(u32 number, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
-
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps. Dynamic shared memory: stages * 2 * SLOTS * 16 bytes a thread, and behind
 // it 4 bytes a column of one group's threads; at least 8 (RMSNorm: 4) bytes a column of all groups' threads.
 extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) {
@@ -60,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
   const auto barrier = [&] { sync_some(group + 1, T); };
 
   // The thread's part of the ring: slot i of tensor w (0: dy, 1: x) of stage s lies at ((s * 2 + w) * SLOTS + i) * pitch.
-  const u32 pitch = blockDim.x * 16, mine = (u32)__cvta_generic_to_shared(ring) + threadIdx.x * 16;
+  const u32 pitch = blockDim.x * 16, mine = shared_address(ring) + threadIdx.x * 16;
   const i64 step = (i64)gridDim.x * groups, first = (i64)blockIdx.x * groups + group;
   // The next row to fetch. Addresses are formed anew for each row: six pointers and strides less to keep.
   i64 ahead = first;
@@ -176,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
   if (!a.partial) return;
   // Every group lays its sums where ring and weight were, from kind (0: dgamma, 1: dbeta), group and column on; then all threads add up,
   // group after group.
-  const u32 columns = T * (OCTETS * 8), sums = (u32)__cvta_generic_to_shared(ring);
+  const u32 columns = T * (OCTETS * 8), sums = shared_address(ring);
   wait(1);
   __syncthreads();
 #pragma unroll

@@ -33,19 +33,29 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_dx(const Args a) {
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
     const void *dy = row_of(a.dy, a.dy_dt, row, a.lddy), *x = row_of(a.x, a.x_dt, row, a.ldx);
     const float mu = a.rms ? 0.0f : a.mu[row], rsigma = a.rsigma[row];
-    float products = 0.0f, plain = 0.0f;
-#pragma unroll 4
-    for (i64 i = threadIdx.x; i < a.hidden; i += blockDim.x) {
+    // Four sums of each, so that additions do not wait for each other and the error of a long row stays that of a shorter one.
+    float all[4] = {}, alone[4] = {};
+    const i64 T = blockDim.x;
+    const auto add = [&](i64 i, int k) {
       const float g = load_as(dy, a.dy_dt, i) * weight_of(a, i), xhat = (load_as(x, a.x_dt, i) - mu) * rsigma;
-      products += g * xhat;
-      plain += g;
+      all[k] += g * xhat;
+      alone[k] += g;
+    };
+    i64 i = threadIdx.x;
+#pragma unroll 1
+    for (; i + 3 * T < a.hidden; i += 4 * T) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) add(i + k * T, k);
     }
+#pragma unroll 1
+    for (; i < a.hidden; i += T) add(i, 0);
+    float products = (all[0] + all[1]) + (all[2] + all[3]), plain = (alone[0] + alone[1]) + (alone[2] + alone[3]);
     // One barrier a row: two buffers take turns.
     row_sum2(products, plain, part[turn], threadIdx.x >> 5, blockDim.x >> 5, [] { __syncthreads(); });
     const float m = products * inv_n, m0 = a.rms ? 0.0f : plain * inv_n;
     void *dx = (void *)row_of(a.dx, a.dx_dt, row, a.lddx);
 #pragma unroll 4
-    for (i64 i = threadIdx.x; i < a.hidden; i += blockDim.x) {
+    for (i = threadIdx.x; i < a.hidden; i += blockDim.x) {
       const float g = load_as(dy, a.dy_dt, i) * weight_of(a, i), xhat = (load_as(x, a.x_dt, i) - mu) * rsigma;
       store_as(dx, a.dx_dt, i, (g - xhat * m - m0) * rsigma);
     }

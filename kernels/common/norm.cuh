@@ -99,22 +99,42 @@ template <int DT, int N> DEVICE void store_halves(void *p, i64 i, const float (&
   for (int j = 0; j < N / 2; ++j) w[j] = pack2<DT>(f[2 * j], f[2 * j + 1]);
   store_words((u16 *)p + i, w);
 }
+template <int N> DEVICE void store_floats(void *p, i64 i, const float (&f)[N]) {
+#pragma unroll
+  for (int k = 0; k < N; k += 4) {
+    Vec16 v = {{bits_of(f[k]), bits_of(f[k + 1]), bits_of(f[k + 2]), bits_of(f[k + 3])}};
+    st16((float *)p + i + k, v);
+  }
+}
 // Stores likewise; `scale` multiplies FP8 outputs only.
 template <int N> DEVICE void store_as(void *p, int dt, i64 i, const float (&f)[N], float scale) {
   switch (dt) {
-    case DT_F32:
-#pragma unroll
-      for (int k = 0; k < N; k += 4) {
-        Vec16 v = {{bits_of(f[k]), bits_of(f[k + 1]), bits_of(f[k + 2]), bits_of(f[k + 3])}};
-        st16((float *)p + i + k, v);
-      }
-      break;
+    case DT_F32: store_floats(p, i, f); break;
     case DT_F16: store_halves<DT_F16>(p, i, f); break;
     case DT_BF16: store_halves<DT_BF16>(p, i, f); break;
     case DT_E4M3: store_codes<DT_E4M3>(p, i, f, scale); break;
     default: store_codes<DT_E5M2>(p, i, f, scale);
   }
 }
+
+// The larger of a, which is no less than 0, and |v|; a NaN wins.
+DEVICE float max_nan(float a, float v) { float r; asm("{ .reg .f32 m; abs.f32 m, %2; max.NaN.f32 %0, %1, m; }" : "=f"(r) : "f"(a), "f"(v)); return r; }
+
+// ---------------------------------------------------------------- shared memory by address, copies that nobody waits for yet
+DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+DEVICE Vec16 read16(u32 at) { Vec16 v; asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(at) : "memory"); return v; }
+DEVICE void write16(u32 at, const float *f) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]) : "memory"); }
+DEVICE void copy16(u32 to, const void *from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
+DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most `stages` - 1 groups of this thread's copies are under way.
+DEVICE void wait(int stages) {
+  if (stages >= 4) asm volatile("cp.async.wait_group 3;" ::: "memory");
+  else if (stages == 3) asm volatile("cp.async.wait_group 2;" ::: "memory");
+  else if (stages == 2) asm volatile("cp.async.wait_group 1;" ::: "memory");
+  else asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+// The barrier of some of the block's warps. Number 0 is __syncthreads.
+DEVICE void sync_some(u32 number, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 
 // ---------------------------------------------------------------- sums over a row
 struct alignas(8) Pair { float x, y; };
@@ -160,4 +180,42 @@ template <class Sync> DEVICE void row_sum2_16(float &a, float &b, Pair *part, u3
   other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
   a = low ? mine : other;
   b = low ? other : mine;
+}
+
+// Sum of partial sums, one a warp, that lie on 16 bytes and are padded with zeros to a multiple of four.
+DEVICE float sum_parts(const float *part, u32 warps) {
+  float sum = 0.0f;
+#pragma unroll 1
+  for (u32 w = 0; w < warps; w += 4) {
+    const Vec16 v = *(const Vec16 *)(part + w);
+    sum += (float_of(v.w[0]) + float_of(v.w[1])) + (float_of(v.w[2]) + float_of(v.w[3]));
+  }
+  return sum;
+}
+// Sum of v over the `warps` warps of a group, in all their threads and in a fixed order; `place`: the warp's own part; use and `sync` as
+// for row_sum.
+template <class Sync> DEVICE float group_sum(float v, float *place, const float *part, u32 warps, Sync sync) {
+  v = warp_sum(v);
+  if (warps == 1) return v;
+  if ((threadIdx.x & 31) == 0) *place = v;
+  sync();
+  return sum_parts(part, warps);
+}
+// Two sums at once at half the shuffles: after one exchange the lower half of a warp sums a, the upper half b. `place` is that of either.
+template <class Sync> DEVICE void group_sum2(float &a, float &b, float *place, const float *part_a, const float *part_b, u32 warps, Sync sync) {
+  const bool low = (threadIdx.x & 16) == 0;
+  float mine = low ? a : b, other = low ? b : a;
+  mine += __shfl_xor_sync(0xFFFFFFFFu, other, 16);
+#pragma unroll
+  for (int o = 8; o; o >>= 1) mine += __shfl_xor_sync(0xFFFFFFFFu, mine, o);
+  if (warps == 1) {
+    other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
+    a = low ? mine : other;
+    b = low ? other : mine;
+    return;
+  }
+  if ((threadIdx.x & 15) == 0) *place = mine;
+  sync();
+  a = sum_parts(part_a, warps);
+  b = sum_parts(part_b, warps);
 }

@@ -49,10 +49,10 @@ pub(super) fn variants() -> Vec<Variant> {
     let mut all = vec![Variant::of(&Any::Dx)];
     for dtype in HIGH {
         for norm in [Norm::Layer, Norm::Rms] {
-            for kernel in [Forward::Row, Forward::Loop, Forward::Transposed] {
-                all.push(Variant::of(&ForwardSpec { kernel, x: dtype, norm }));
+            for kernel in FORWARD_OCTETS.map(|octets| Forward::Row { octets }).into_iter().chain([Forward::Loop, Forward::Transposed]) {
+                all.push(Variant::of(&ForwardSpec { kernel, x: dtype, norm, smem: 0 }));
             }
-            for octets in OCTETS {
+            for octets in BACKWARD_OCTETS {
                 all.push(Variant::of(&BackwardSpec { dtype, norm, octets, smem: 0 }));
             }
         }
@@ -60,16 +60,68 @@ pub(super) fn variants() -> Vec<Variant> {
     all
 }
 
+// ---------------------------------------------------------------- rows in registers
+
+/// Shared memory of a kernel that keeps rows in registers, per thread: of each stage of the ring; of each group once the ring is done with;
+/// of one group, for all.
+struct Bytes {
+    stage: u64,
+    group: u64,
+    block: u64,
+}
+
+/// How `norm_fwd_row` and `norm_bwd_row` run: one block per multiprocessor, groups of warps with a row each, a ring of rows to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RowPlan {
+    octets: u64,
+    warps: u32,
+    groups: u32,
+    stages: u32,
+    smem: u32,
+    grid: u32,
+}
+
+impl RowPlan {
+    /// At most `threads` of them, each with `octets` times eight columns; nothing where a row takes more, or more than `max_smem`.
+    fn new(octets: u64, threads: u64, cols: u64, rows: u64, multiprocessors: u32, max_smem: u32, bytes: Bytes) -> Option<Self> {
+        let row_threads = cols.max(1).div_ceil(8 * octets).next_multiple_of(32);
+        // As many groups as fit; fewer where there are not enough rows for all multiprocessors, or no second stage to fetch into.
+        let most = (threads / row_threads).min(rows.max(1).div_ceil(u64::from(multiprocessors)));
+        let room = u64::from(max_smem).checked_sub(row_threads * bytes.block)?;
+        let stages = |groups: u64| (room / (row_threads * groups * bytes.stage)).min(4);
+        let groups = (1..=most).rev().find(|g| stages(*g) >= 2).or((most > 0 && stages(1) > 0).then_some(1))?;
+        let ring = stages(groups) * row_threads * groups * bytes.stage;
+        let smem = (row_threads * bytes.block + ring).max(row_threads * groups * bytes.group);
+        (smem <= u64::from(max_smem)).then(|| Self {
+            octets,
+            warps: (row_threads / 32) as u32,
+            groups: groups as u32,
+            stages: stages(groups) as u32,
+            smem: smem as u32,
+            grid: rows.max(1).div_ceil(groups).min(u64::from(multiprocessors)) as u32,
+        })
+    }
+
+    fn launch(&self) -> Launch {
+        let mut launch = Launch::new([self.grid, 1, 1], self.warps * 32 * self.groups);
+        launch.smem = self.smem;
+        launch
+    }
+}
+
+/// What the driver and static arrays take of a block's shared memory is less than 1 KiB.
+fn max_smem(queue: &Queue<'_>) -> u32 {
+    queue.backend.max_shared_memory.saturating_sub(1024)
+}
+
 // ---------------------------------------------------------------- forward
 
-/// Most threads of `norm_fwd_row`, its vectors per thread, and rows per block where one warp has a row.
-const ROW_THREADS: u64 = 768;
-const ROW_SLOTS: u64 = 4;
-const ROWS_PER_BLOCK: u64 = 4;
+/// Columns of a thread of `norm_fwd_row`, in eights.
+const FORWARD_OCTETS: [u64; 2] = [4, 5];
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Forward {
-    Row,
+    Row { octets: u64 },
     LoopVector,
     Loop,
     Transposed,
@@ -80,27 +132,43 @@ struct ForwardSpec {
     kernel: Forward,
     x: DType,
     norm: Norm,
+    /// Dynamic shared memory that the device allows, where the kernel takes any.
+    smem: u32,
 }
 
 impl KernelSpec for ForwardSpec {
     const SOURCE: SourceFile = SourceFile::NormFwd;
 
     fn id(&self) -> u64 {
-        self.x as u64 | (self.norm as u64) << 4 | (self.kernel as u64) << 8
+        let kernel = match self.kernel {
+            Forward::LoopVector => 0,
+            Forward::Loop => 1,
+            Forward::Transposed => 2,
+            Forward::Row { octets } => octets,
+        };
+        self.x as u64 | (self.norm as u64) << 4 | kernel << 8
     }
 
     fn defines(&self) -> Vec<String> {
         let kernel = match self.kernel {
-            Forward::Row => 0,
+            Forward::Row { .. } => 0,
             Forward::LoopVector | Forward::Loop => 1,
             Forward::Transposed => 2,
         };
-        vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32), format!("KERNEL={kernel}")]
+        let mut all = vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32), format!("KERNEL={kernel}")];
+        if let Forward::Row { octets } = self.kernel {
+            all.push(format!("OCTETS={octets}"));
+        }
+        all
+    }
+
+    fn dynamic_smem(&self) -> u32 {
+        self.smem
     }
 
     fn entry(&self) -> &'static str {
         match self.kernel {
-            Forward::Row => "norm_fwd_row",
+            Forward::Row { .. } => "norm_fwd_row",
             Forward::LoopVector => "norm_fwd_loop_vec",
             Forward::Loop => "norm_fwd_loop",
             Forward::Transposed => "norm_fwd_transposed",
@@ -133,6 +201,7 @@ struct ForwardArgs {
     y_dt: i32,
     zero_centered: i32,
     warps: i32,
+    stages: i32,
 }
 
 /// Whether x can be read, and everything else read and written, a vector of x at a time.
@@ -144,19 +213,25 @@ fn forward_vectors(a: &NormFwdArgs) -> (bool, bool) {
     (x, x && aligned(&a.y, unit(a.y.dtype)) && parameter(&a.gamma) && parameter(&a.beta))
 }
 
-/// The kernel that writes the row-wise layout, with its launch and the warps of a row where it asks.
-fn forward_plan(a: &NormFwdArgs, vectors: bool, multiprocessors: u32) -> (Forward, Launch, i32) {
-    let (rows, cols, n) = (a.x.rows as u64, a.x.cols as u64, vector(a.x.dtype));
+/// How `norm_fwd_row` runs; nothing where the row is too long for the threads' registers or the device's shared memory.
+fn forward_plan(dtype: DType, norm: Norm, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<RowPlan> {
+    // The fewest columns beyond the row, then the fewest warps.
+    let padded = |octets: u64| cols.max(1).next_multiple_of(32 * 8 * octets);
+    let octets = if padded(5) <= padded(4) { 5 } else { 4 };
+    // As in the kernel, which explains them.
+    let threads = if octets == 4 && dtype != DType::F32 { 640 } else { 512 };
+    let stage = ((octets * dtype.size() as u64 / 2) | 1) * 16;
+    let weights = ((octets * if norm == Norm::Rms { 2 } else { 4 }) | 1) * 16;
+    RowPlan::new(octets, threads, cols, rows, multiprocessors, max_smem, Bytes { stage, group: 0, block: weights })
+}
+
+/// The kernel for rows that no plan covers, with its launch.
+fn forward_loop(rows: u64, cols: u64, vectors: bool, multiprocessors: u32) -> (Forward, Launch) {
     let most = (u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR).min(MAX_GRID_X);
-    let grid = |per_block: u64| [rows.div_ceil(per_block).clamp(1, most) as u32, 1, 1];
-    if !vectors {
-        return (Forward::Loop, Launch::new(grid(1), threads(cols.div_ceil(4), 512)), 0);
-    }
-    let warps = (cols / n).div_ceil(32 * ROW_SLOTS);
-    match warps {
-        0 | 1 => (Forward::Row, Launch::new(grid(ROWS_PER_BLOCK), 32 * ROWS_PER_BLOCK as u32), 1),
-        w if w * 32 <= ROW_THREADS => (Forward::Row, Launch::new(grid(1), w as u32 * 32), w as i32),
-        _ => (Forward::LoopVector, Launch::new(grid(1), 512), 0),
+    let grid = [rows.clamp(1, most) as u32, 1, 1];
+    match vectors {
+        true => (Forward::LoopVector, Launch::new(grid, 512)),
+        false => (Forward::Loop, Launch::new(grid, threads(cols.div_ceil(4), 512))),
     }
 }
 
@@ -189,6 +264,7 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         y_dt: y.dtype as i32,
         zero_centered: i32::from(a.zero_centered_gamma),
         warps: 0,
+        stages: 0,
     };
     let (x_vectors, vectors) = forward_vectors(a);
     let multiprocessors = queue.multiprocessors();
@@ -198,7 +274,7 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         let tiles = blocks((x.rows as u64).div_ceil(64), MAX_GRID_X, "tiles of rows")?;
         // Shares of the columns, until every multiprocessor has two blocks; each share finds the statistics of its rows anew.
         let shares = (u64::from(multiprocessors) * 2 / u64::from(tiles)).clamp(1, (x.cols as u64).div_ceil(64).min(64));
-        let spec = ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm };
+        let spec = ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm, smem: 0 };
         // SAFETY: `Args`, with pointers live by contract.
         return unsafe { queue.launch(&spec, &Launch::new([tiles, shares as u32, 1], 256), arguments![args]) };
     }
@@ -206,10 +282,20 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         // Nothing is enqueued unless all of it can be.
         load_transpose(&queue)?;
     }
-    let (kernel, launch, warps) = forward_plan(a, vectors, multiprocessors);
-    args.warps = warps;
+    let (rows, cols, max_smem) = (args.rows as u64, x.cols as u64, max_smem(&queue));
+    let plan = forward_plan(x.dtype, norm, rows, cols, multiprocessors, max_smem).filter(|_| vectors);
+    let (kernel, launch, smem) = match plan {
+        Some(p) => {
+            (args.warps, args.stages) = (p.warps as i32, p.stages as i32);
+            (Forward::Row { octets: p.octets }, p.launch(), max_smem)
+        }
+        None => {
+            let (kernel, launch) = forward_loop(rows, cols, vectors, multiprocessors);
+            (kernel, launch, 0)
+        }
+    };
     // SAFETY: as above.
-    unsafe { queue.launch(&ForwardSpec { kernel, x: x.dtype, norm }, &launch, arguments![args])? };
+    unsafe { queue.launch(&ForwardSpec { kernel, x: x.dtype, norm, smem }, &launch, arguments![args])? };
     if !transposed {
         return Ok(());
     }
@@ -223,7 +309,7 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
 // ---------------------------------------------------------------- backward
 
 /// Columns of a thread of `norm_bwd_row`, in eights.
-const OCTETS: [u64; 3] = [2, 3, 4];
+const BACKWARD_OCTETS: [u64; 3] = [2, 3, 4];
 const BACKWARD_THREADS: u64 = 512;
 
 /// `norm_bwd_row`.
@@ -330,37 +416,13 @@ struct AnyArgs {
     rms: i32,
 }
 
-/// How `norm_bwd_row` runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct BackwardPlan {
-    octets: u64,
-    warps: u32,
-    groups: u32,
-    stages: u32,
-    smem: u32,
-    grid: u32,
-}
-
-/// Nothing where the row is too long for the threads' registers or the device's shared memory.
-fn backward_plan(dtype: DType, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<BackwardPlan> {
-    let octets = OCTETS.into_iter().find(|o| cols.div_ceil(8 * o).next_multiple_of(32) <= BACKWARD_THREADS)?;
-    let row_threads = cols.div_ceil(8 * octets).next_multiple_of(32);
-    // Groups of threads with a row each, as many as fit; fewer where there are not enough rows for all multiprocessors.
-    let groups = (BACKWARD_THREADS / row_threads).min(rows.div_ceil(u64::from(multiprocessors))).max(1);
-    let columns = row_threads * octets * 8;
-    let stage = columns * groups * 2 * dtype.size() as u64;
-    let weight = columns * 4;
-    let stages = (u64::from(max_smem).checked_sub(weight)? / stage).min(4);
-    // At the end the groups lay two sums a column over all of it.
-    let smem = (weight + stages * stage).max(columns * groups * 8);
-    (stages > 0 && smem <= u64::from(max_smem)).then(|| BackwardPlan {
-        octets,
-        warps: (row_threads / 32) as u32,
-        groups: groups as u32,
-        stages: stages as u32,
-        smem: smem as u32,
-        grid: rows.div_ceil(groups).min(u64::from(multiprocessors)) as u32,
-    })
+/// How `norm_bwd_row` runs; nothing where the row is too long for the threads' registers or the device's shared memory.
+fn backward_plan(dtype: DType, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<RowPlan> {
+    let octets = BACKWARD_OCTETS.into_iter().find(|o| cols.div_ceil(8 * o).next_multiple_of(32) <= BACKWARD_THREADS)?;
+    // dy and x; a weight; at the end two sums.
+    let columns = octets * 8;
+    let bytes = Bytes { stage: columns * 2 * dtype.size() as u64, group: columns * 8, block: columns * 4 };
+    RowPlan::new(octets, BACKWARD_THREADS, cols, rows, multiprocessors, max_smem, bytes)
 }
 
 /// # Safety
@@ -405,8 +467,7 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
     let tensors = [&a.dy, &a.x, &a.dx];
     let dtype = a.x.dtype;
     let vectors = cols % vector(dtype) == 0 && tensors.iter().all(|t| t.dtype == dtype && aligned(t, 16));
-    // What the driver and static arrays take of a block's shared memory is less than 1 KiB.
-    let max_smem = queue.backend.max_shared_memory.saturating_sub(1024);
+    let max_smem = max_smem(queue);
     if let Some(p) = backward_plan(dtype, rows, cols, multiprocessors, max_smem).filter(|_| vectors) {
         let args = BackwardArgs {
             dy: a.dy.data,
@@ -426,10 +487,8 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
             warps: p.warps as i32,
             stages: p.stages as i32,
         };
-        let mut launch = Launch::new([p.grid, 1, 1], p.warps * 32 * p.groups);
-        launch.smem = p.smem;
         // SAFETY: `Args` of `norm_bwd.cu`; pointers live by contract.
-        unsafe { queue.launch(&BackwardSpec { dtype, norm, octets: p.octets, smem: max_smem }, &launch, arguments![args])? };
+        unsafe { queue.launch(&BackwardSpec { dtype, norm, octets: p.octets, smem: max_smem }, &p.launch(), arguments![args])? };
         return Ok(i64::from(p.grid));
     }
     let args = AnyArgs {
@@ -473,21 +532,37 @@ mod tests {
 
     #[test]
     fn every_plan_covers_its_row_and_fits() {
-        for dtype in HIGH {
+        for (dtype, norm) in HIGH.into_iter().flat_map(|d| [(d, Norm::Layer), (d, Norm::Rms)]) {
             for max_smem in [100_352, 166_912, 231_424] {
-                for cols in (1..300).chain([1000, 1024, 1280, 4096, 5120, 8192, 12_288, 14_336, 16_384, 16_385]).map(|c| c * 8 / 8) {
+                for cols in (1..300).chain([1000, 1024, 1280, 4096, 5120, 8192, 12_288, 14_336, 16_384, 16_385]) {
                     for rows in [1, 7, 131, 132, 133, 5000, 1 << 33] {
-                        let Some(p) = backward_plan(dtype, rows, cols, 132, max_smem) else {
-                            assert!(cols > 8192, "{cols} columns of {} have no plan", dtype.name());
-                            continue;
-                        };
-                        assert!(u64::from(p.warps) * 32 * 8 * p.octets >= cols);
-                        let block = p.warps * 32 * p.groups;
-                        assert!(block <= 512 && p.groups <= 16 && (p.warps == 1 || p.groups < 16));
-                        assert!(p.smem <= max_smem && (1..=4).contains(&p.stages) && (1..=132).contains(&p.grid));
-                        let columns = p.warps * 32 * p.octets as u32 * 8;
-                        assert!(p.smem >= columns * 4 + p.stages * columns * p.groups * 2 * dtype.size() as u32, "{p:?}");
-                        assert!(p.smem >= columns * p.groups * 8, "{p:?}");
+                        let size = dtype.size() as u32;
+                        let forward = forward_plan(dtype, norm, rows, cols, 132, max_smem);
+                        let backward = backward_plan(dtype, rows, cols, 132, max_smem);
+                        assert!(
+                            (forward.is_some() && backward.is_some()) || cols > 8000,
+                            "{cols} columns of {} have no plan",
+                            dtype.name()
+                        );
+                        for (p, most) in forward.map(|p| (p, 640)).into_iter().chain(backward.map(|p| (p, 512))) {
+                            assert!(u64::from(p.warps) * 32 * 8 * p.octets >= cols);
+                            let block = p.warps * 32 * p.groups;
+                            // Barriers: one per group of several warps, and that of the block.
+                            assert!(block <= most && (p.warps == 1 || p.groups < 16), "{p:?}");
+                            assert!(p.smem <= max_smem && (1..=4).contains(&p.stages) && (1..=132).contains(&p.grid));
+                        }
+                        if let Some(p) = backward {
+                            let columns = p.warps * 32 * p.octets as u32 * 8;
+                            assert!(p.smem >= columns * 4 + p.stages * columns * p.groups * 2 * size, "{p:?}");
+                            assert!(p.smem >= columns * p.groups * 8, "{p:?}");
+                        }
+                        if let Some(p) = forward {
+                            let (row, vectors) = (p.warps * 32, p.octets as u32 * size / 2);
+                            let weights = row * p.octets as u32 * 8 * if norm == Norm::Rms { 4 } else { 8 };
+                            assert!(p.smem >= weights + p.stages * row * p.groups * vectors * 16, "{p:?}");
+                            // The groups' partial sums have room for 64.
+                            assert!(p.warps.next_multiple_of(4) * p.groups <= 64 || p.warps == 1, "{p:?}");
+                        }
                     }
                 }
             }
