@@ -265,7 +265,8 @@ typedef struct nvte_api_t nvte_api_t;
 // Weights were replaced (loaded, made new): their cast takes its scale from their own amax.
 #define NVTE_LAYER_WEIGHT_SCALE_DUE 64
 
-// With NVTE_LAYER_WEIGHT_SCALE_DUE: that scale is written to the weight's slot, and the amax recorded.
+// With NVTE_LAYER_WEIGHT_SCALE_DUE: that scale is written to the weight's slot, and the amax recorded. Nothing is for a weight that is not
+// cast, as its copies in a cache are filled: set valid to 0 when weights are replaced.
 #define NVTE_LAYER_WEIGHT_SCALE_KEEP 128
 
 // The amax of a period is the largest of its window.

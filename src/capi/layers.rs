@@ -43,7 +43,8 @@ pub const NVTE_LAYER_ACCUMULATE_DW: u32 = 16;
 pub const NVTE_LAYER_CALIBRATE: u32 = 32;
 /// Weights were replaced (loaded, made new): their cast takes its scale from their own amax.
 pub const NVTE_LAYER_WEIGHT_SCALE_DUE: u32 = 64;
-/// With NVTE_LAYER_WEIGHT_SCALE_DUE: that scale is written to the weight's slot, and the amax recorded.
+/// With NVTE_LAYER_WEIGHT_SCALE_DUE: that scale is written to the weight's slot, and the amax recorded. Nothing is for a weight that is not
+/// cast, as its copies in a cache are filled: set valid to 0 when weights are replaced.
 pub const NVTE_LAYER_WEIGHT_SCALE_KEEP: u32 = 128;
 
 /// Opaque: the description of a layer.

@@ -60,6 +60,16 @@ impl Arena {
         self.tokens
     }
 
+    /// Past the last piece; 0 where there is none.
+    #[cfg(test)]
+    pub(super) fn end(&self) -> u64 {
+        if self.offset == 0 {
+            0
+        } else {
+            self.base + self.offset
+        }
+    }
+
     pub(super) fn bound(&self) -> Linear {
         self.bound
     }

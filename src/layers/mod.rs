@@ -398,6 +398,9 @@ impl Layer {
             if needed == 0 {
                 continue;
             }
+            if needed > i64::MAX as u64 {
+                return Err(Error::argument(Status::SizeOverflow, "tokens", c.tokens, format!("the size of {name} must fit 63 bits")));
+            }
             if given < needed {
                 return Err(Error::argument(Status::WorkspaceTooSmall, bytes_name, given, format!("must be at least {needed}")));
             }
@@ -460,5 +463,48 @@ fn slot(base: Ptr, i: u64) -> Ptr {
         base
     } else {
         base.offset(4 * i)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::numerics::{DelayedScaling, Float8CurrentScaling};
+
+    /// What is placed ends within the bound, for any number of tokens that the bound fits.
+    #[test]
+    fn no_layout_ends_past_its_bound() {
+        let ctx = Context::cpu().unwrap();
+        let norm = NormConfig { rms: false, eps: 1e-5, zero_centered_gamma: false };
+        let kinds = [Kind::Linear, Kind::NormLinear(norm), Kind::NormMlp(norm, Activation::Gelu), Kind::NormMlp(norm, Activation::Swiglu)];
+        let recipes = [None, Some(Recipe::Delayed(DelayedScaling::default())), Some(Recipe::Current(Float8CurrentScaling::default()))];
+        for (kind, recipe) in kinds.into_iter().flat_map(|k| recipes.map(|r| (k, r))) {
+            for (k, n) in [(1, 1), (33, 17), (0, 5), (1024, 4096), (1 << 20, 3)] {
+                let config = LayerConfig { kind, ..LayerConfig::linear(k, n, DType::Bf16, recipe) };
+                let mlp = LayerConfig { out_features: k, ffn_features: n, ..config };
+                let layer = Layer::new(&ctx, if config.activation().is_some() { &mlp } else { &config }).unwrap();
+                for set in 0..32u32 {
+                    let has = |bit: u32| set & bit != 0;
+                    let flags = LayerFlags { dx: has(1), dw: [has(2), has(4)], dnorm: has(8), ..Default::default() };
+                    let flags = layer.own_flags(&flags);
+                    let sizes = layer.sizes(&flags);
+                    for tokens in (0..200).chain([4095, (1 << 31) - 1, (1 << 31) + 7, 1 << 40]) {
+                        // The worst address that is a multiple of 16.
+                        let at = Ptr(4096 + 16);
+                        let end = |bound: Linear, place: &dyn Fn(&mut Arena)| {
+                            if bound.bytes(tokens) > i64::MAX as u64 {
+                                return;
+                            }
+                            let mut arena = Arena::place(at, tokens);
+                            place(&mut arena);
+                            assert!(arena.end() <= at.0 + bound.bytes(tokens), "{config:?} {flags:?}, {tokens} tokens");
+                        };
+                        end(sizes.saved, &|a| _ = layer.saved(a, &flags));
+                        end(sizes.forward_workspace, &|a| _ = layer.forward_plan(a, &flags, has(16)));
+                        end(sizes.backward_workspace, &|a| _ = layer.backward_plan(a, &flags, has(16)));
+                    }
+                }
+            }
+        }
     }
 }

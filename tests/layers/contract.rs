@@ -206,6 +206,18 @@ fn calibration_computes_without_fp8_and_records() {
     }
 }
 
+#[test]
+fn no_scales_are_scales_of_one() {
+    let (ctx, mut rng) = (context(), rng("no_scales_are_scales_of_one"));
+    for case in cases(Scaling::Delayed, &mut rng) {
+        let mut rig = Rig::new(&ctx, case, &mut rng);
+        let mut without = rig.run(&How { unscaled: true, ..How::training() });
+        rig.scale0.fill(1.0);
+        without.scale.fill(1.0);
+        assert_same("scales of 1", &rig.run(&How::training()), &without);
+    }
+}
+
 /// Bad input is seen in the slots, not hidden, and backward sees what forward saw.
 #[test]
 fn what_is_not_finite_is_recorded() {

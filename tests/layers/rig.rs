@@ -137,6 +137,8 @@ pub struct How {
     pub norm_out: bool,
     pub dnorm_out: bool,
     pub record: bool,
+    /// No scales are given.
+    pub unscaled: bool,
     /// The flag on the device, if there is one.
     pub skip_refresh: Option<u32>,
     pub stream: Stream,
@@ -145,7 +147,7 @@ pub struct How {
 impl How {
     pub fn training() -> Self {
         let flags = LayerFlags::training();
-        Self { flags, norm_out: false, dnorm_out: false, record: true, skip_refresh: None, stream: Stream::NULL }
+        Self { flags, norm_out: false, dnorm_out: false, record: true, unscaled: false, skip_refresh: None, stream: Stream::NULL }
     }
     pub fn with(flags: LayerFlags) -> Self {
         Self { flags, ..Self::training() }
@@ -257,7 +259,7 @@ impl Rig {
             workspace: forward.ptr(),
             workspace_bytes: forward.bytes() as u64,
             live: if how.record { live.ptr() } else { Ptr::NULL },
-            scale: scale.ptr(),
+            scale: if how.unscaled { Ptr::NULL } else { scale.ptr() },
             skip_refresh: skip.as_ref().map_or(Ptr::NULL, Guarded::ptr),
         };
         let (y, norm_out) = (self.output(case.dtype, t, case.out()), how.norm_out.then(|| self.output(case.dtype, t, k)));
@@ -510,8 +512,9 @@ pub struct Expected {
     pub scale: Vec<f32>,
 }
 
+/// One row has no stride.
 pub fn rows(t: &Tensor) -> Rows {
-    Rows { data: t.ptr(), ld: t.ld as i64 }
+    Rows { data: t.ptr(), ld: if t.rows == 1 { -1 } else { t.ld as i64 } }
 }
 
 pub fn held(h: &Option<Held>) -> Ptr {
