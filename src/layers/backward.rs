@@ -293,7 +293,8 @@ impl Layer {
             current: current.filter(|_| cast),
             dbias: (!dbias.is_null()).then_some(BiasGradient { ptr: dbias, dtype: self.config.param_dtype, accumulate: false }),
             workspace: plan.reduce,
-            ..CastJob::new(input, if current.is_some() { just_in_time } else { delayed })
+            // Where nothing is cast nothing is recorded.
+            ..CastJob::new(input, if current.is_none() && cast { delayed } else { just_in_time })
         };
         // SAFETY: forwarded contract.
         unsafe {

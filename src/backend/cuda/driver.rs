@@ -63,6 +63,7 @@ table! {
     launch_kernel = c"cuLaunchKernel": fn(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
     launch_kernel_ex = c"cuLaunchKernelEx": fn(*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
     stream_is_capturing = c"cuStreamIsCapturing": fn(Handle, *mut c_int);
+    thread_exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
     stream_synchronize = c"cuStreamSynchronize": fn(Handle);
     pointer_get_attributes = c"cuPointerGetAttributes": fn(c_uint, *const c_int, *mut *mut c_void, u64);
     tensor_map_encode_tiled = c"cuTensorMapEncodeTiled": fn(*mut CUtensorMap, c_int, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32, c_int, c_int, c_int, c_int);
@@ -139,5 +140,29 @@ impl Driver {
             return Ok(());
         }
         Err(self.error(what, code))
+    }
+}
+
+/// Lets this thread load what a stream that captures forbids to load, as long as it lives. For calls that load something of their own
+/// accord and enqueue nothing elsewhere.
+pub(crate) struct Relaxed {
+    driver: &'static Driver,
+    before: c_int,
+}
+
+impl Relaxed {
+    pub(crate) fn new(driver: &'static Driver) -> Self {
+        const RELAXED: c_int = 2;
+        let mut before = RELAXED;
+        // SAFETY: reads and writes the variable; a failure leaves the mode as it was.
+        unsafe { (driver.thread_exchange_capture_mode)(&mut before) };
+        Self { driver, before }
+    }
+}
+
+impl Drop for Relaxed {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { (self.driver.thread_exchange_capture_mode)(&mut self.before) };
     }
 }

@@ -6,7 +6,10 @@ use std::{
     ffi::{c_int, c_void, CStr},
     path::PathBuf,
     ptr,
-    sync::OnceLock,
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        OnceLock,
+    },
 };
 
 use cudarc::cublaslt::sys::{
@@ -18,7 +21,7 @@ use cudarc::cublaslt::sys::{
 use super::plans::Key;
 use crate::{
     backend::cuda::{
-        driver::Handle,
+        driver::{Driver, Handle, Relaxed},
         library::{self, Library},
     },
     error::{Error, Result, Status},
@@ -221,6 +224,8 @@ pub(super) struct LtPlan {
     layouts: [Opaque; 4],
     pub(super) algo: Algo,
     pub(super) workspace: usize,
+    /// Whether it has run: cuBLASLt loads a kernel when it first enqueues it.
+    ran: AtomicBool,
 }
 
 /// How a call of cuBLASLt ended.
@@ -256,7 +261,7 @@ impl LtPlan {
         let d = lt.layout(p.d_dtype, p.n, p.m, p.ldd)?;
         let c = if p.beta == 0.0 { d } else { lt.layout(p.c_dtype, p.n, p.m, p.ldc)? };
         let layouts = [operand(&p.b, p.n)?, operand(&p.a, p.m)?, c, d];
-        Some(Self { lt, desc, layouts, algo: Algo::default(), workspace: 0 })
+        Some(Self { lt, desc, layouts, algo: Algo::default(), workspace: 0, ran: AtomicBool::new(false) })
     }
 
     /// With an algorithm chosen earlier, if this cuBLASLt accepts it.
@@ -310,7 +315,17 @@ impl LtPlan {
         }
         found.truncate(n.max(0) as usize);
         let good = found.iter().filter(|f| f.state == 0 && f.workspace as u64 <= scratch(p));
-        Some(good.map(|f| Self { lt, desc: plan.desc, layouts: plan.layouts, algo: f.algo, workspace: f.workspace }).collect())
+        Some(
+            good.map(|f| Self {
+                lt,
+                desc: plan.desc,
+                layouts: plan.layouts,
+                algo: f.algo,
+                workspace: f.workspace,
+                ran: AtomicBool::new(false),
+            })
+            .collect(),
+        )
     }
 
     /// The descriptor with the addresses of one call.
@@ -337,6 +352,8 @@ impl LtPlan {
         let [b, a, c, d] = &self.layouts;
         let old = if p.beta == 0.0 { p.d } else { p.c };
         let workspace = p.workspace.0.next_multiple_of(256) as *mut c_void;
+        let ran = self.ran.load(Ordering::Relaxed);
+        let _loading = if ran { None } else { Some(Relaxed::new(Driver::get()?)) };
         // SAFETY: by contract.
         let code = unsafe {
             (self.lt.matmul)(
@@ -359,7 +376,12 @@ impl LtPlan {
             )
         };
         match code {
-            0 => Ok(Outcome::Enqueued),
+            0 => {
+                if !ran {
+                    self.ran.store(true, Ordering::Relaxed);
+                }
+                Ok(Outcome::Enqueued)
+            }
             code if REFUSALS.contains(&code) => Ok(Outcome::Refused(code)),
             code => Err(self.lt.error("cublasLtMatmul", code)),
         }
