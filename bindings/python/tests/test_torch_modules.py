@@ -318,3 +318,26 @@ def test_info():
     assert te.get_default_recipe() == DelayedScaling()
     assert isinstance(te.fp8_worthwhile(16384, 4096, 4096), bool) and not te.fp8_worthwhile(1, 1, 1)
     assert "in_features=8" in repr(te.Linear(8, 4, device=DEVICE))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_hooks_that_move_saved_tensors(name):
+    make, k = LAYERS[name]
+    layer = make()
+    x = torch.randn(9, k, device=DEVICE, requires_grad=True)
+
+    def copied(t):
+        # To an address of another alignment.
+        wide = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
+        return wide[1:].view(t.shape).copy_(t)
+
+    results = []
+    for pack in (lambda t: t, copied):
+        layer.zero_grad()
+        x.grad = None
+        te.reset_scaling(layer)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), te.autocast():
+            y = layer(x)
+        y.square().sum().backward()
+        results.append(gradients(layer, x))
+    assert_same(*results)

@@ -5,6 +5,7 @@ cached weight, token, (weights with a main_grad or None, whether the norm's outp
 held by the node's ctx until its backward has run.
 """
 
+import ctypes
 import math
 
 import torch
@@ -84,6 +85,28 @@ def _room(run, tokens, forward):
 def _check_width(x, width, what="in_features"):
     if not x.dim() or x.shape[-1] != width:
         raise ValueError(f"input: the last dimension of {tuple(x.shape)} must be {what} = {width}")
+
+
+def aligned(like, size):
+    """(bytes, address): where parts of `saved` lie follows from its address, so that starts at a multiple of 256 on every device."""
+    saved = like.new_empty(size, dtype=_bytes)
+    at = saved.data_ptr()
+    if at & 255:
+        # The CPU's memory; CUDA's is aligned. Not a slice: compiled code expects tensors that begin where their memory does.
+        memory = bytearray(b"\xff") * (size + 255)
+        shift = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) & 255
+        saved = torch.frombuffer(memory, dtype=_bytes, count=size, offset=shift)
+        at = saved.data_ptr()
+    return saved, at
+
+
+def realigned(saved):
+    """(bytes, address) of what forward saved, which a hook may have copied to anywhere."""
+    at = saved.data_ptr()
+    if at & 255:
+        copy, at = aligned(saved, saved.numel())
+        return copy.copy_(saved), at
+    return saved, at
 
 
 def main_grad_of(w):
@@ -167,6 +190,8 @@ def linear_forward(x, weight, bias, run):
     if saved_bytes:
         saved = x.new_empty(saved_bytes, dtype=_bytes)
         saved_at = saved.data_ptr()
+        if saved_at & 255:
+            saved, saved_at = aligned(x, saved_bytes)
     else:
         saved, saved_at = None, 0
     status = plan.forward(
@@ -220,12 +245,17 @@ def linear_backward(run, needs, dy, weight, saved, x=None):
     else:
         weight, ldw = weight_of(weight)
     saved_bytes, size = per_token * tokens + fixed, w_per_token * tokens + w_fixed
+    saved_at = 0
+    if saved is not None:
+        saved_at = saved.data_ptr()
+        if saved_at & 255:
+            saved, saved_at = realigned(saved)
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
     status = plan.backward(
         plan.handle,
         _pack_linear_bwd(
-            _SIZE_LINEAR_BWD, flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
+            _SIZE_LINEAR_BWD, flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip,
             dy.data_ptr() or 256, lddy, x_at, ldx, weight.data_ptr() or 256, ldw, 0 if dx is None else dx.data_ptr() or 256, k,
             dw_at, k, db_at, number, 0,
         ),
@@ -272,9 +302,9 @@ def norm_linear_forward(x, gamma, beta, weight, bias, run):
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
-    saved = x.new_empty(saved_bytes, dtype=_bytes) if saved_bytes else None
+    saved, saved_at = aligned(x, saved_bytes) if saved_bytes else (None, 0)
     arguments = _pack_norm_linear_fwd(
-        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or 256, ldx,
+        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or 256, ldx,
         address(gamma), address(beta), w.data_ptr() or 256, ldw, address(bias), y.data_ptr() or 256, n, address(norm_out), k,
     )  # fmt: skip
     status = plan.forward(plan.handle, arguments, stream)
@@ -309,11 +339,12 @@ def norm_linear_backward(run, needs, dy, dnorm, gamma, weight, saved, x):
             dnorm_at = dnorm.data_ptr() or 256
     gamma = _vector(gamma)
     saved_bytes, size = _room(run, tokens, False)
+    saved, saved_at = (None, 0) if saved is None else realigned(saved)
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
     arguments = _pack_norm_linear_bwd(
-        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
+        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip,
         dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w.data_ptr() or 256, ldw, dnorm_at, ld_dnorm, address(dx), k,
         address(dgamma), address(dbeta), address(target), k, address(db),
         NUMBERS[weight.dtype if target is None else target.dtype], 0,
@@ -360,9 +391,9 @@ def norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run):
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
-    saved = x.new_empty(saved_bytes, dtype=_bytes) if saved_bytes else None
+    saved, saved_at = aligned(x, saved_bytes) if saved_bytes else (None, 0)
     arguments = _pack_mlp_fwd(
-        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or 256, ldx,
+        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or 256, ldx,
         address(gamma), address(beta), w1.data_ptr() or 256, ld1, address(b1), w2.data_ptr() or 256, ld2, address(b2),
         y.data_ptr() or 256, k, address(norm_out), k,
     )  # fmt: skip
@@ -401,11 +432,12 @@ def norm_mlp_backward(run, needs, dy, dnorm, gamma, w1, w2, saved, x):
     gamma = _vector(gamma)
     target = target1 if target1 is not None else target2
     saved_bytes, size = _room(run, tokens, False)
+    saved, saved_at = (None, 0) if saved is None else realigned(saved)
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
     arguments = _pack_mlp_bwd(
-        flags, tokens, 0 if saved is None else saved.data_ptr(), saved_bytes, at, size, live, scale, cache, skip,
+        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip,
         dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w1.data_ptr() or 256, ld1, w2.data_ptr() or 256, ld2,
         dnorm_at, ld_dnorm, address(dx), k, address(dgamma), address(dbeta), address(target1), k, address(db1),
         address(target2), w2.shape[1], address(db2), NUMBERS[w1.dtype if target is None else target.dtype], 0,

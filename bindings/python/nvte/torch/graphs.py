@@ -131,14 +131,14 @@ def make_graphed_callables(
         layer.__dict__.update(_due=False, _skip=skip)
     originals = [c.forward if isinstance(c, torch.nn.Module) else c for c in callables]
     # A region of its own that ends no period.
-    local.region = Region(mode, None, local.region, True, False)
+    own = Region(mode, None, True, False)
     try:
         options = {} if pool is None else {"pool": pool}
         graphed = torch.cuda.make_graphed_callables(
             tuple(wrapped), tuple(given), num_warmup_iters=num_warmup_iters, allow_unused_input=allow_unused_input, **options
         )
     finally:
-        local.region = local.region.parent
+        own.leave()
         # What the graphs read and write stays, whatever becomes of the layers.
         memory = [layer._cache for layer in layers if skip is not None]
         for layer in layers:

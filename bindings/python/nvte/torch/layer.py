@@ -2,11 +2,12 @@
 
 import math
 import os
+import weakref
 
 import torch
 from torch.nn import init
 
-from . import checkpointing, region, state
+from . import checkpointing, region, state, traced
 from .plans import CALIBRATE, NEEDS_DX, SCALE_DUE, SCALE_KEEP, WeightCache, plan_for
 
 _debug = os.environ.get("NVTE_DEBUG", "0") not in ("", "0")
@@ -76,6 +77,8 @@ class Layer(torch.nn.Module):
         d["_stats"] = None
         # A word on the device, where a captured graph asks it whether weights are to be cast.
         d["_skip"] = None
+        d["_text"] = traced.register(self._kind, *self._dims())
+        d["_scale_view"] = None
 
     def _take_slots(self):
         """Slots on the device of the parameters, where that has any."""
@@ -91,7 +94,18 @@ class Layer(torch.nn.Module):
             d["_slots"] = state.device_of(index).take(self._slots_wanted)
         elif old.index != index:
             d["_slots"] = old.copy_to(index)
+        self._adopt()
         return d["_slots"]
+
+    def _adopt(self):
+        """The slots know the layer, and compiled code its scales."""
+        d = self.__dict__
+        slots = d["_slots"]
+        slots.owner = weakref.ref(self)
+        view = slots.scale
+        # Captured by the compiler's own graphs as it is, not copied; no guard on its address.
+        view._dynamo_static_input_type = "unguarded"
+        d["_scale_view"] = view
 
     def _weight_slots(self):
         """(slot, weight) of each weight."""
@@ -156,8 +170,16 @@ class Layer(torch.nn.Module):
 
     def __getstate__(self):
         kept = self.__dict__.copy()
-        kept.update(_plans={}, _cache=None, _last=None, _stats=None, _skip=None)
+        kept.update(_plans={}, _cache=None, _last=None, _stats=None, _skip=None, _scale_view=None)
         return kept
+
+    def __setstate__(self, stored):
+        super().__setstate__(stored)
+        if self._slots is not None:
+            self._adopt()
+
+    def _first_weight(self):
+        return self._weight_slots()[0][1]
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -220,46 +242,54 @@ class Layer(torch.nn.Module):
             flags = needs
         kept = None
         if mode is not None:
-            record = False
-            if mode.delayed:
-                slots = d["_slots"]
-                if slots is None or slots.index != index:
-                    slots = self._slots_on(index)
-                if slots.spec is not mode.spec or slots.group is not mode.group:
-                    slots.assign(mode.spec, mode.group, grad and token is not None)
-                scale = slots.scale_at
-                record = grad and d["training"] or mode.calibrating
-                if record:
-                    live = slots.live_at
-                if token is not None and index not in token.devices:
-                    slots.device.watch(token)
-                kept = slots
-            if mode.fp8:
-                if d["_due"] and mode.delayed:
-                    flags |= SCALE_DUE | SCALE_KEEP if record else SCALE_DUE
-                if first is not None or d["_skip"] is not None:
-                    cache = d["_cache"]
-                    if cache is None or cache.plan is not plan:
-                        cache = d["_cache"] = WeightCache(plan)
-                    if d["_skip"] is not None:
-                        # The cast is part of the graph, and asks the flag when it runs.
-                        cache.raw.valid, skip_at = 0, d["_skip"].data_ptr()
-                    # What a first pass without gradients has filled was not recorded yet.
-                    elif first and not (engine and cache.recorded):
-                        cache.raw.valid = 0
-                    if cache.raw.valid & plan.full == plan.full:
-                        flags &= ~(SCALE_DUE | SCALE_KEEP)
-                    else:
-                        cache.recorded = record or not mode.delayed
-                    cache_at, kept = cache.at, (slots if mode.delayed else None, cache)
-                if flags & SCALE_KEEP:
-                    d["_due"] = False
-            else:
-                flags |= CALIBRATE
+            record = grad and d["training"] or mode.calibrating
+            flags, live, scale, cache_at, skip_at, kept = self._prepare(mode, plan, token, flags, record, first, engine, grad)
         fused = None
         if d["fuse_wgrad_accumulation"]:
             fused = others
         return x, (plan, flags, live, scale, cache_at, skip_at, token, (fused, norm_out, kept)), param_dtype
+
+    def _prepare(self, mode, plan, token, flags, record, first, engine, grad):
+        """(flags, live, scale, cache address, address of the graph's flag, what they point into) of a call with a recipe."""
+        d = self.__dict__
+        live = scale = cache_at = skip_at = 0
+        kept = slots = None
+        if mode.delayed:
+            slots = d["_slots"]
+            if slots is None or slots.index != plan.index:
+                slots = self._slots_on(plan.index)
+            if slots.spec is not mode.spec or slots.group is not mode.group:
+                slots.assign(mode.spec, mode.group, grad and token is not None)
+            scale = slots.scale_at
+            if record:
+                live = slots.live_at
+            if token is not None and plan.index not in token.devices:
+                slots.device.watch(token)
+            kept = slots
+        else:
+            record = False
+        if not mode.fp8:
+            return flags | CALIBRATE, live, scale, 0, 0, kept
+        if d["_due"] and slots is not None:
+            flags |= SCALE_DUE | SCALE_KEEP if record else SCALE_DUE
+        if first is not None or d["_skip"] is not None:
+            cache = d["_cache"]
+            if cache is None or cache.plan is not plan:
+                cache = d["_cache"] = WeightCache(plan)
+            if d["_skip"] is not None:
+                # The cast is part of the graph, and asks the flag when it runs.
+                cache.raw.valid, skip_at = 0, d["_skip"].data_ptr()
+            # What a first pass without gradients has filled was not recorded yet.
+            elif first and not (engine and cache.recorded):
+                cache.raw.valid = 0
+            if cache.raw.valid & plan.full == plan.full:
+                flags &= ~(SCALE_DUE | SCALE_KEEP)
+            else:
+                cache.recorded = record or slots is None
+            cache_at, kept = cache.at, (slots, cache)
+        if flags & SCALE_KEEP:
+            d["_due"] = False
+        return flags, live, scale, cache_at, skip_at, kept
 
     def _plan(self, mode, dtype, param_dtype, index):
         plan = plan_for(self._kind, index, dtype, param_dtype, mode, *self._dims())

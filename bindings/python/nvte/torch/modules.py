@@ -7,6 +7,7 @@ from torch.nn import Parameter, init
 
 from .. import _abi
 from .functions import _check_width, linear, norm_linear, norm_mlp
+from . import traced
 from .layer import Layer, cast, default_device, fan_in_init, refuse
 from .norms import norm
 from .plans import LINEAR, NEEDS_DNORM, NEEDS_DW, NEEDS_DW2, NORM_LINEAR, NORM_MLP
@@ -26,6 +27,7 @@ ACTIVATIONS = {
     "sreglu": _abi.NVTE_ACTIVATION_SREGLU,
 }
 
+_is_compiling = torch.compiler.is_compiling
 _is_grad_enabled, _is_autocast_enabled, _autocast_dtype = torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_autocast_dtype
 
 
@@ -90,7 +92,11 @@ class Linear(Layer):
         added = None if self.return_bias else bias
         if not inp.dim() or inp.shape[-1] != self.in_features:
             _check_width(inp, self.in_features)
-        x, run, dtype = self._begin(inp, weight, (weight,), NEEDS_DW if weight.requires_grad else 0, is_first_microbatch)
+        needs = NEEDS_DW if weight.requires_grad else 0
+        if _is_compiling():
+            y, _ = traced.call(self, inp, [weight, added], needs, is_first_microbatch)
+            return (y, bias if bias is None else bias.to(y.dtype)) if self.return_bias else y
+        x, run, dtype = self._begin(inp, weight, (weight,), needs, is_first_microbatch)
         graph = _is_grad_enabled() and (run[1] & 3 != 0 or added is not None and added.requires_grad)
         if weight.dtype is not dtype:
             weight = weight.to(dtype)
@@ -120,6 +126,15 @@ class _WithNorm(Layer):
         (init.zeros_ if self.zero_centered_gamma else init.ones_)(self.layer_norm_weight)
         if self.layer_norm_bias is not None:
             init.zeros_(self.layer_norm_bias)
+
+    def _results(self, y, norm_out, bias):
+        """What forward returns."""
+        if not self.return_bias and norm_out is None:
+            return y
+        out = (y,)
+        if self.return_bias:
+            out += (None if bias is None else bias.to(y.dtype),)
+        return out + (norm_out,) if norm_out is not None else out
 
     def _norm_config(self):
         return self.eps, self.normalization == "RMSNorm", self.zero_centered_gamma
@@ -185,18 +200,16 @@ class LayerNormLinear(_WithNorm):
         needs = NEEDS_DW if weight.requires_grad else 0
         if gamma.requires_grad or beta is not None and beta.requires_grad:
             needs |= NEEDS_DNORM
+        if _is_compiling():
+            parameters = [gamma, beta, weight, added]
+            return self._results(*traced.call(self, inp, parameters, needs, is_first_microbatch, self.return_layernorm_output), bias)
         x, run, dtype = self._begin(inp, weight, (weight,), needs, is_first_microbatch, self.return_layernorm_output)
         graph = _is_grad_enabled() and (run[1] & 15 != 0 or added is not None and added.requires_grad)
         gamma, beta, weight, added = cast(gamma, dtype), cast(beta, dtype), cast(weight, dtype), cast(added, dtype)
         if self._stats is not None:
             self._stats.norm_linear(self, x, gamma, beta, weight, run)
         y, norm_out = norm_linear(x, gamma, beta, weight, added, run, graph)
-        if not self.return_bias and norm_out is None:
-            return y
-        out = (y,)
-        if self.return_bias:
-            out += (None if bias is None else bias.to(y.dtype),)
-        return out + (norm_out,) if norm_out is not None else out
+        return self._results(y, norm_out, bias)
 
 
 class LayerNormMLP(_WithNorm):
@@ -275,6 +288,9 @@ class LayerNormMLP(_WithNorm):
             needs |= NEEDS_DW2
         if gamma.requires_grad or beta is not None and beta.requires_grad:
             needs |= NEEDS_DNORM
+        if _is_compiling():
+            parameters = [gamma, beta, w1, b1, w2, added]
+            return self._results(*traced.call(self, inp, parameters, needs, is_first_microbatch, self.return_layernorm_output), b2)
         x, run, dtype = self._begin(inp, w1, (w1, w2), needs, is_first_microbatch, self.return_layernorm_output)
         graph = _is_grad_enabled() and (run[1] & 15 != 0 or added is not None and added.requires_grad)
         gamma, beta, added = cast(gamma, dtype), cast(beta, dtype), cast(added, dtype)
@@ -282,12 +298,7 @@ class LayerNormMLP(_WithNorm):
         if self._stats is not None:
             self._stats.norm_mlp(self, x, gamma, beta, w1, b1, w2, run)
         y, norm_out = norm_mlp(x, gamma, beta, w1, b1, w2, added, run, graph)
-        if not self.return_bias and norm_out is None:
-            return y
-        out = (y,)
-        if self.return_bias:
-            out += (None if b2 is None else b2.to(y.dtype),)
-        return out + (norm_out,) if norm_out is not None else out
+        return self._results(y, norm_out, b2)
 
 
 class _Norm(torch.nn.Module):
@@ -335,7 +346,8 @@ class _Norm(torch.nn.Module):
         if dims > 1:
             inp, weight = inp.reshape(*shape[:-dims], math.prod(self.normalized_shape)), weight.reshape(-1)
             bias = None if bias is None else bias.reshape(-1)
-        y = norm(inp, weight, bias, self.eps, self.zero_centered_gamma, self._rms, dtype)
+        run = traced.norm if _is_compiling() else norm
+        y = run(inp, weight, bias, self.eps, self.zero_centered_gamma, self._rms, dtype)
         return y.reshape(shape) if dims > 1 else y
 
 

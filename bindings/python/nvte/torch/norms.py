@@ -48,20 +48,56 @@ def _stream(index):
 
 
 def norm_forward(x, gamma, beta, eps, zero_centered, rms, dtype, stats):
-    """(y, statistics f32 [2, rows] or None, x as read)."""
+    """(y, statistics or None, x as read). Statistics are f32: a row of means (not of RMSNorm) and one of 1 / deviations."""
     cols, index = x.shape[-1], x.get_device()
     x2, rows, ld = rows_of(x, cols)
     gamma, beta = _vector(gamma), _vector(beta)
     y = x.new_empty(x.shape, dtype=dtype)
-    kept = x.new_empty((2, rows), dtype=_float32) if stats else None
-    mu, rsigma = (kept.data_ptr() or 256, (kept.data_ptr() or 256) + 4 * rows) if stats else (0, 0)
+    mu = rsigma = kept = None
+    if stats:
+        kept = x.new_empty((1 if rms else 2, rows), dtype=_float32)
+        mu = kept.data_ptr() or 256
+        rsigma = mu if rms else mu + 4 * rows
     held, (a, b, c, d) = _in_memory(
         (_matrix(x2, rows, cols, ld), _parameter(gamma, cols), _parameter(beta, cols), _matrix(y, rows, cols, cols))
     )
-    arguments = _pack_fwd(zero_centered, a, b, c, d, 0 if rms else mu, rsigma, eps, 0)
+    arguments = _pack_fwd(zero_centered, a, b, c, d, 0 if rms else mu or 0, rsigma or 0, eps, 0)
     function = lib.nvte_rmsnorm_fwd if rms else lib.nvte_layernorm_fwd
     check(function(shared(index).handle, arguments, _stream(index)))
     return y, kept, x2
+
+
+def norm_backward(how, needs, dy, x, gamma, kept):
+    """Gradients of x, gamma and beta; `needs` says which. how: (eps, zero_centered_gamma, rms)."""
+    _, zero_centered, rms = how
+    cols, index = x.shape[-1], x.get_device()
+    x, rows, ld = rows_of(x, cols)
+    dy2, _, lddy = rows_of(dy, cols)
+    gamma = _vector(gamma)
+    dx = x.new_empty(dy.shape)
+    like = x if gamma is None else gamma
+    dgamma = like.new_empty(cols) if needs[1] else None
+    dbeta = like.new_empty(cols) if needs[2] else None
+    handle, stream = shared(index).handle, _stream(index)
+    at = size = 0
+    if dgamma is not None or dbeta is not None:
+        size = _workspaces.get((index, cols))
+        if size is None:
+            asked = ctypes.c_uint64()
+            check(lib.nvte_norm_bwd_workspace(handle, cols, ctypes.addressof(asked)))
+            size = _workspaces[index, cols] = asked.value
+        at, held_memory, _ = scratch(index, stream, size, x.device)
+    held, (a, b, c, d, e, f) = _in_memory(
+        (
+            _matrix(dy2, rows, cols, lddy), _matrix(x, rows, cols, ld), _parameter(gamma, cols), _matrix(dx, rows, cols, cols),
+            _parameter(dgamma, cols), _parameter(dbeta, cols),
+        )
+    )  # fmt: skip
+    mu = kept.data_ptr() or 256
+    arguments = _pack_bwd(zero_centered, a, b, c, 0 if rms else mu, mu if rms else mu + 4 * rows, d, e, f, at, size)
+    function = lib.nvte_rmsnorm_bwd if rms else lib.nvte_layernorm_bwd
+    check(function(handle, arguments, stream))
+    return dx if needs[0] else None, dgamma, dbeta
 
 
 class NormFunction(torch.autograd.Function):
@@ -76,36 +112,7 @@ class NormFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy):
-        x, gamma, kept = ctx.saved_tensors
-        _, zero_centered, rms, _ = ctx.how
-        cols, index, needs = x.shape[-1], x.get_device(), ctx.needs_input_grad
-        x, rows, ld = rows_of(x, cols)
-        dy2, _, lddy = rows_of(dy, cols)
-        gamma = _vector(gamma)
-        dx = x.new_empty(dy.shape)
-        like = x if gamma is None else gamma
-        dgamma = like.new_empty(cols) if needs[1] else None
-        dbeta = like.new_empty(cols) if needs[2] else None
-        handle, stream = shared(index).handle, _stream(index)
-        at = size = 0
-        if dgamma is not None or dbeta is not None:
-            size = _workspaces.get((index, cols))
-            if size is None:
-                asked = ctypes.c_uint64()
-                check(lib.nvte_norm_bwd_workspace(handle, cols, ctypes.addressof(asked)))
-                size = _workspaces[index, cols] = asked.value
-            at, held_memory, _ = scratch(index, stream, size, x.device)
-        held, (a, b, c, d, e, f) = _in_memory(
-            (
-                _matrix(dy2, rows, cols, lddy), _matrix(x, rows, cols, ld), _parameter(gamma, cols), _matrix(dx, rows, cols, cols),
-                _parameter(dgamma, cols), _parameter(dbeta, cols),
-            )
-        )  # fmt: skip
-        mu = kept.data_ptr() or 256
-        arguments = _pack_bwd(zero_centered, a, b, c, 0 if rms else mu, mu + 4 * rows, d, e, f, at, size)
-        function = lib.nvte_rmsnorm_bwd if rms else lib.nvte_layernorm_bwd
-        check(function(handle, arguments, stream))
-        grads = (dx if needs[0] else None, dgamma, dbeta, None)
+        grads = (*norm_backward(ctx.how[:3], ctx.needs_input_grad, dy, *ctx.saved_tensors), None)
         return _finish(dy, grads) if _is_grad_enabled() else grads
 
 

@@ -48,15 +48,22 @@ class Spec:
 class Mode:
     """What a region decides for a layer; one object for each distinct one."""
 
-    __slots__ = ("spec", "fp8", "calibrating", "group", "delayed")
+    __slots__ = ("spec", "fp8", "calibrating", "group", "delayed", "text")
 
     def __init__(self, spec, fp8, calibrating, group):
+        # What compiled code knows of it: the same in each process.
+        self.text = f"{'fp8 ' if fp8 else ''}{'calibrating ' if calibrating else ''}{spec.recipe!r}"
+        modes_by_text.setdefault(self.text, self)
         self.spec, self.fp8, self.calibrating, self.delayed = spec, fp8, calibrating, spec.delayed
         self.group = state.group_of(group, spec.reduces)
 
 
 _specs = {}
 _modes = {}
+#: Modes by their text; of those that differ in their group, the first.
+modes_by_text = {}
+#: The text of the innermost region's mode, for code that is traced.
+current = ""
 _default = recipes.DelayedScaling()
 
 
@@ -97,10 +104,19 @@ class Token:
 class Region:
     """One entry of an autocast region."""
 
-    __slots__ = ("mode", "token", "parent", "trains", "engine")
+    __slots__ = ("mode", "token", "parent", "trains", "engine", "before")
 
-    def __init__(self, mode, token, parent, trains, engine):
-        self.mode, self.token, self.parent, self.trains, self.engine = mode, token, parent, trains, engine
+    def __init__(self, mode, token, trains, engine):
+        global current
+        self.mode, self.token, self.trains, self.engine = mode, token, trains, engine
+        self.parent, self.before = local.region, current
+        local.region = self
+        current = "" if mode is None else mode.text
+
+    def leave(self):
+        """Back to the region around it."""
+        global current
+        local.region, current = self.parent, self.before
 
 
 #: A region was left by an exception: what was recorded stays, and the next region does not end the period.
@@ -125,6 +141,8 @@ class autocast:
 
     def __enter__(self):
         global _failed
+        if torch.compiler.is_compiling():
+            raise RuntimeError("nvte.torch.autocast cannot be entered inside a compiled function: put the region round the call of it")
         mode = mode_of(self.enabled, self.recipe, self.calibrating, self.group)
         parent = local.region
         engine = graph_task() != -1
@@ -142,14 +160,13 @@ class autocast:
                 for device in state.devices.values():
                     if device.chunks and not device.waits(token.number):
                         device.update()
-        local.region = Region(mode, token, parent, trains, engine)
-        return None
+        Region(mode, token, trains, engine)
 
     def __exit__(self, kind, *_):
         global _failed
         region = local.region
-        parent = local.region = region.parent
-        if parent is None and not region.engine:
+        region.leave()
+        if region.parent is None and not region.engine:
             if kind is not None:
                 if region.trains and kind.__name__ != "_StopRecomputationError":
                     _failed = True
@@ -184,10 +201,10 @@ class restored:
         self.mode, self.token, self.trains = mode, token, trains
 
     def __enter__(self):
-        local.region = Region(self.mode, self.token, local.region, self.trains, True)
+        Region(self.mode, self.token, self.trains, True)
 
     def __exit__(self, *_):
-        local.region = local.region.parent
+        local.region.leave()
         return False
 
 

@@ -34,6 +34,8 @@ _ALGORITHMS = {"max": _abi.NVTE_AMAX_MAX, "most_recent": _abi.NVTE_AMAX_MOST_REC
 
 _lock = threading.RLock()
 devices = {}
+#: Slots by the address of their scales, as operators of compiled code find them.
+by_address = weakref.WeakValueDictionary()
 
 
 def device_of(index):
@@ -327,6 +329,9 @@ class Slots:
         self.device, self.index, self.chunk, self.start, self.k = device, device.index, chunk, start, k
         self.live_at, self.scale_at = chunk.live_at + 4 * start, chunk.scale_at + 4 * start
         self.spec = self.group = None
+        # The layer, weakly.
+        self.owner = None
+        by_address[self.scale_at] = self
         # Values were loaded before any recipe was known: the period that they hold has not ended yet.
         self.loaded = False
 
