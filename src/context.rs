@@ -34,7 +34,8 @@ impl Stream {
     /// The legacy default stream.
     pub const NULL: Stream = Stream(std::ptr::null_mut());
 
-    /// Not a stream: an operation called with it checks its arguments, compiles and loads whatever the call will need, and enqueues nothing.
+    /// Not a stream: an operation called with it checks its arguments, compiles and loads whatever the call will need, and enqueues nothing
+    /// of the caller's. (cuBLASLt loads a kernel when it first runs: a product is run once, on memory and a stream of the library's own.)
     pub const PREPARE: Stream = Stream(usize::MAX as *mut c_void);
 
     /// Whether it is [`Stream::PREPARE`].

@@ -64,6 +64,8 @@ table! {
     launch_kernel_ex = c"cuLaunchKernelEx": fn(*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
     stream_is_capturing = c"cuStreamIsCapturing": fn(Handle, *mut c_int);
     thread_exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
+    stream_create = c"cuStreamCreate": fn(*mut Handle, c_uint);
+    stream_destroy = c"cuStreamDestroy_v2": fn(Handle);
     stream_synchronize = c"cuStreamSynchronize": fn(Handle);
     pointer_get_attributes = c"cuPointerGetAttributes": fn(c_uint, *const c_int, *mut *mut c_void, u64);
     tensor_map_encode_tiled = c"cuTensorMapEncodeTiled": fn(*mut CUtensorMap, c_int, u32, *mut c_void, *const u64, *const u64, *const u32, *const u32, c_int, c_int, c_int, c_int);

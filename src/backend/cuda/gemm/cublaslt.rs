@@ -387,6 +387,11 @@ impl LtPlan {
         }
     }
 
+    /// Whether its kernel is loaded.
+    pub(super) fn has_run(&self) -> bool {
+        self.ran.load(Ordering::Relaxed)
+    }
+
     /// Which of cuBLASLt's kernels it is, in its own numbers.
     pub(super) fn describe(&self) -> String {
         let get = |attribute: AlgoAttribute| {

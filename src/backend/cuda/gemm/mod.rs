@@ -17,7 +17,12 @@ use self::{
     own::{OwnArgs, OwnKernel},
     plans::{Choice, Key, Plan, Plans},
 };
-use super::{driver::Handle, jit::not_capturing, launch::Queue, CudaBackend};
+use super::{
+    driver::{Handle, Relaxed},
+    jit::not_capturing,
+    launch::Queue,
+    CudaBackend,
+};
 use crate::{
     context::Stream,
     debug,
@@ -103,7 +108,7 @@ pub(super) unsafe fn gemm(backend: &CudaBackend, p: &Problem, stream: Stream) ->
     };
     if let (Plan::CublasLt(plan), Some(Some(handle))) = (&*plan, state.handle.get()) {
         if stream.is_prepare() {
-            return Ok(());
+            return warm_up(&queue, plan, handle.0, p);
         }
         // SAFETY: forwarded contract; the workspace was checked against `workspace`.
         match unsafe { plan.run(handle.0, p, stream.0)? } {
@@ -119,6 +124,55 @@ pub(super) unsafe fn gemm(backend: &CudaBackend, p: &Problem, stream: Stream) ->
     }
     // SAFETY: forwarded contract.
     unsafe { own::run(&queue, &fitting(backend, p)?) }
+}
+
+/// Runs a product of these sizes once, on memory and a stream of its own, and waits for it: cuBLASLt loads a kernel when it first enqueues
+/// it, which a stream that captures may not allow. Where there is no memory for it, loading is left to the first call.
+#[cold]
+fn warm_up(queue: &Queue<'_>, plan: &LtPlan, handle: Handle, p: &Problem) -> Result<()> {
+    if plan.has_run() {
+        return Ok(());
+    }
+    let driver = queue.backend.driver;
+    let _loading = Relaxed::new(driver);
+    let operand = |o: &Operand, rows: i64| if o.k_major { rows * o.ld } else { p.k * o.ld } as u64 * o.dtype.size() as u64;
+    let own_c = p.beta != 0.0 && (p.c, p.ldc) != (p.d, p.ldd);
+    let sizes = [
+        operand(&p.a, p.m),
+        operand(&p.b, p.n),
+        p.m as u64 * p.ldd as u64 * p.d_dtype.size() as u64,
+        if own_c { p.m as u64 * p.ldc as u64 * p.c_dtype.size() as u64 } else { 0 },
+        p.n as u64 * 4,
+        cublaslt::scratch(p) + 240,
+    ]
+    .map(|bytes| bytes.next_multiple_of(256));
+    let (mut memory, mut stream) = (0, std::ptr::null_mut());
+    // SAFETY: an out-pointer.
+    if unsafe { (driver.mem_alloc)(&mut memory, sizes.iter().sum::<u64>() as usize) } != 0 {
+        debug::log(1, || format!("gemm {}: no memory to load its kernel ahead", text(p)));
+        return Ok(());
+    }
+    let mut end = memory;
+    let [a, b, d, c, bias, workspace] = sizes.map(|bytes| {
+        end += bytes;
+        Ptr(end - bytes)
+    });
+    let mut trial = *p;
+    (trial.a.data, trial.a.scale_inv, trial.b.data, trial.b.scale_inv) = (a, Ptr::NULL, b, Ptr::NULL);
+    (trial.d, trial.c, trial.workspace) = (d, if own_c { c } else { d }, workspace);
+    trial.bias = if p.bias.is_null() { Ptr::NULL } else { bias };
+    const NON_BLOCKING: u32 = 1;
+    // SAFETY: memory of the sizes that the problem says, a stream of our own; both end here, when everything has run.
+    unsafe {
+        let mut done = driver.check("cuStreamCreate", (driver.stream_create)(&mut stream, NON_BLOCKING));
+        if done.is_ok() {
+            done = plan.run(handle, &trial, stream).map(drop);
+            (driver.stream_synchronize)(stream);
+            (driver.stream_destroy)(stream);
+        }
+        (driver.mem_free)(memory);
+        done
+    }
 }
 
 #[cold]
