@@ -91,9 +91,9 @@ def test_fp8_is_near_and_representable_inputs_are_exact(name, recipe):
 def test_period_ends_when_no_backward_is_due():
     model, recipe = model_of(), DelayedScaling(amax_history_len=4)
 
-    def forward():
+    def forward(scale=1.0):
         with te.autocast(recipe=recipe):
-            return model(batch())
+            return model(batch(scale))
 
     forward().sum().backward()
     first = states(model)
@@ -101,7 +101,7 @@ def test_period_ends_when_no_backward_is_due():
     second = states(model)
     assert not torch.equal(first[0], second[0])
     # a waits: nothing changes.
-    b = forward()
+    b = forward(100.0)
     assert_same(states(model)[0], second[0])
     a.sum().backward()
     c = forward()
