@@ -48,7 +48,9 @@ def test_one_linear_step_by_step():
         layer.zero_grad()
         y.backward(dy)
         assert distance(y, q[0] @ q[1].t() + layer.bias.double()) < 1e-3
-        assert distance(x.grad, q[2] @ q[1]) < 1e-5 and distance(layer.weight.grad, q[2].t() @ q[0]) < 1e-5
+        # Tensor cores keep some 14 bits.
+        most = 1e-5 if DEVICE == "cpu" else 2.0**-12
+        assert distance(x.grad, q[2] @ q[1]) < most and distance(layer.weight.grad, q[2].t() @ q[0]) < most
         assert distance(layer.bias.grad, dy.sum(0)) < 1e-5
         amax = torch.stack([x.detach().abs().max(), layer.weight.detach().abs().max(), dy.abs().max()])
         assert_same(layer.fp8_amax, amax)
