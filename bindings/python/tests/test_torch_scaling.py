@@ -372,3 +372,34 @@ def test_decorator_and_older_name():
     with pytest.raises(ValueError, match="1024"):
         with te.autocast(recipe=DelayedScaling(amax_history_len=2000)):
             pass
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_shares_that_saturate_or_vanish(recipe):
+    model, recipe = model_of(), RECIPES[recipe]()
+    x = batch().requires_grad_()
+    with te.autocast(recipe=recipe):
+        model(x).sum().backward()
+    # Far above the scales in use, and far below.
+    x = batch()
+    x[0], x[1] = x[0] * 1e3, x[1] * 1e-6
+    x.requires_grad_()
+    with te.collect_stats(model) as s:
+        with te.autocast(recipe=recipe):
+            y = model(x)
+        scale = model[0].fp8_scale.clone()
+        y.backward(torch.randn_like(y))
+    assert list(s) == ["0", "2", "3"] and list(s["0"]) == ["x", "weight", "dy"] and sorted(s["3"]) == ["dy1", "dy2", "w1", "w2", "x1", "x2"]
+    got = s["0"]["x"]
+    if recipe.delayed():
+        v = x.detach() * scale[0]
+        assert got.saturated == (v.abs() > 448).sum().item() / x.numel() > 0
+        assert got.flushed == ((v.abs() <= 2.0**-10) & (v != 0)).sum().item() / x.numel() > 0
+    else:
+        assert got.saturated == 0 and got.flushed > 0
+    assert got.elements == x.numel() and s["3"]["x2"].elements == 20 * 32 and s["3"]["dy1"].elements == 20 * 32
+    assert "saturated" in repr(s)
+    before = got.elements
+    with te.autocast(recipe=recipe):
+        model(x).sum().backward()
+    assert got.elements == before

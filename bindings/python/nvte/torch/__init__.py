@@ -17,6 +17,7 @@ from .graphs import make_graphed_callables
 from .info import fp8_worthwhile, get_default_recipe, is_bf16_available, is_fp8_available
 from .modules import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from .region import autocast, fp8_autocast, is_fp8_enabled, reset_scaling, update_scaling
+from .stats import collect_stats
 
 __all__ = [
     "DelayedScaling",
@@ -30,6 +31,7 @@ __all__ = [
     "autocast",
     "checkpoint",
     "checkpoint_contexts",
+    "collect_stats",
     "fp8_autocast",
     "fp8_worthwhile",
     "get_default_recipe",

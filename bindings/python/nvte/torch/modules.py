@@ -102,9 +102,9 @@ class Linear(Layer):
             weight = weight.to(dtype)
         if added is not None and added.dtype is not dtype:
             added = added.to(dtype)
-        if self._stats is not None:
-            self._stats.linear(self, x, weight, run)
         y = linear(x, weight, added, run, graph)
+        if self._stats is not None:
+            self._stats.linear(self, run, x, weight, y)
         return (y, bias if bias is None else bias.to(y.dtype)) if self.return_bias else y
 
 
@@ -206,9 +206,9 @@ class LayerNormLinear(_WithNorm):
         x, run, dtype = self._begin(inp, weight, (weight,), needs, is_first_microbatch, self.return_layernorm_output)
         graph = _is_grad_enabled() and (run[1] & 15 != 0 or added is not None and added.requires_grad)
         gamma, beta, weight, added = cast(gamma, dtype), cast(beta, dtype), cast(weight, dtype), cast(added, dtype)
-        if self._stats is not None:
-            self._stats.norm_linear(self, x, gamma, beta, weight, run)
         y, norm_out = norm_linear(x, gamma, beta, weight, added, run, graph)
+        if self._stats is not None:
+            self._stats.norm_linear(self, run, x, gamma, beta, weight, y)
         return self._results(y, norm_out, bias)
 
 
@@ -295,9 +295,9 @@ class LayerNormMLP(_WithNorm):
         graph = _is_grad_enabled() and (run[1] & 15 != 0 or added is not None and added.requires_grad)
         gamma, beta, added = cast(gamma, dtype), cast(beta, dtype), cast(added, dtype)
         w1, b1, w2 = cast(w1, dtype), cast(b1, dtype), cast(w2, dtype)
-        if self._stats is not None:
-            self._stats.norm_mlp(self, x, gamma, beta, w1, b1, w2, run)
         y, norm_out = norm_mlp(x, gamma, beta, w1, b1, w2, added, run, graph)
+        if self._stats is not None:
+            self._stats.norm_mlp(self, run, x, gamma, beta, w1, b1, w2, y)
         return self._results(y, norm_out, b2)
 
 
