@@ -154,7 +154,7 @@ def filled():
 
 
 @pytest.mark.usefixtures("filled")
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ["linear", "norm_linear", "gated_mlp"])
 def test_operators(name):
     make, k = LAYERS[name]
     m = make()

@@ -159,7 +159,7 @@ class Device:
         groups = {}
         for chunk in chunks:
             for run in chunk.runs:
-                for group, start, count in chunk.groups(run):
+                for group, start, count in run.groups:
                     groups.setdefault(group, []).append((chunk, start, count))
         reducing = [g for g in groups if g is not NO_GROUP]
         for group in reducing:
@@ -221,10 +221,10 @@ def _warn_given_up():
 class Run:
     """Consecutive slots of a chunk that one recipe updates."""
 
-    __slots__ = ("start", "count", "spec", "arguments")
+    __slots__ = ("start", "count", "spec", "arguments", "groups")
 
-    def __init__(self, start, count, spec, arguments):
-        self.start, self.count, self.spec, self.arguments = start, count, spec, arguments
+    def __init__(self, start, count, spec, arguments, groups):
+        self.start, self.count, self.spec, self.arguments, self.groups = start, count, spec, arguments, groups
 
     def by_functions(self, chunk):
         """The update of layers whose recipe brings functions of its own."""
@@ -262,6 +262,7 @@ class Chunk:
         self.used[start : start + k] = bytes(k)
         self.stale[start : start + k] = b"\1" * k
         self.specs[start : start + k] = [None] * k
+        self.group[start : start + k] = [None] * k
         self.owners.pop(start, None)
         self.dirty = True
 
@@ -283,7 +284,8 @@ class Chunk:
                 before = [r for r in self.runs if r.spec is spec and r.start < start + count and start < r.start + r.count]
                 if before:
                     self.counters[start].copy_(self.counters[before[0].start])
-            runs.append(Run(start, count, spec, None if spec.functions else self.arguments(start, count, spec)))
+            arguments = None if spec.functions else self.arguments(start, count, spec)
+            runs.append(Run(start, count, spec, arguments, self.groups(start, count)))
         self.runs = runs
 
     def arguments(self, start, count, spec):
@@ -308,10 +310,10 @@ class Chunk:
             spec.power_of_two,
         )
 
-    def groups(self, run):
-        """(group, first slot, slots) of the parts of a run."""
+    def groups(self, start, count):
+        """(group, first slot, slots) of consecutive slots whose ranks are reduced together."""
         parts = []
-        for slot in range(run.start, run.start + run.count):
+        for slot in range(start, start + count):
             group = self.group[slot]
             if group is None:
                 continue
