@@ -93,7 +93,7 @@ class DelayedScaling(Recipe):
         self,
         margin=0,
         interval=1,
-        fp8_format=Format.HYBRID,
+        fp8_format="HYBRID",
         amax_history_len=1024,
         amax_compute_algo="max",
         reduce_amax=True,
@@ -119,7 +119,7 @@ class DelayedScaling(Recipe):
 class Float8CurrentScaling(Recipe):
     """The scale of each cast follows from the amax of its own tensor. Parameters as in DelayedScaling."""
 
-    def __init__(self, fp8_format=Format.HYBRID, margin=0, power_of_two=False, epsilon=0.0):
+    def __init__(self, fp8_format="HYBRID", margin=0, power_of_two=False, epsilon=0.0):
         self.fp8_format = _format(fp8_format)
         self.margin = _margin(margin)
         self.power_of_two = bool(power_of_two)

@@ -167,7 +167,7 @@ def test_operators(name):
         parameters, flags = [m.layer_norm_weight, m.layer_norm_bias, m.fc1_weight, m.fc1_bias, m.fc2_weight, m.fc2_bias], 15
     for recipe in (None, *RECIPES):
         with te.autocast(enabled=recipe is not None, recipe=RECIPES[recipe]() if recipe else None):
-            mode = te.region.current
+            mode = te.region.local.text
         scale = torch.ones(6, device=DEVICE) * 0.5
         arguments = (x, parameters, scale, m._text, mode, flags, False, -1, name != "linear")
         torch.library.opcheck(torch.ops.nvte.layer.default, arguments)

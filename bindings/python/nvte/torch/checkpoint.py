@@ -8,6 +8,11 @@ from torch.utils import checkpoint as _torch
 from .region import local, restored
 
 
+def _outside():
+    if torch.compiler.is_compiling():
+        raise RuntimeError("nvte.torch.checkpoint cannot be called inside a compiled function: put it round the call of it")
+
+
 def _captured():
     region = local.region
     if region is None:
@@ -20,6 +25,7 @@ def checkpoint_contexts():
 
     Also through HuggingFace: gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": nvte.torch.checkpoint_contexts}.
     """
+    _outside()
     return contextlib.nullcontext(), _captured()
 
 
@@ -30,6 +36,7 @@ def checkpoint(
 
     use_reentrant: None is False. preserve_rng_state, determinism_check, debug, early_stop: as in torch. Others go to the function.
     """
+    _outside()
     for name, value in dict(
         distribute_saved_activations=distribute_saved_activations, get_rng_state_tracker=get_rng_state_tracker, tp_group=tp_group
     ).items():

@@ -14,9 +14,11 @@ is_grad_enabled = torch.is_grad_enabled
 
 
 class Local(threading.local):
-    """The innermost region of each thread."""
+    """The innermost region of each thread, and the text of its mode for code that is traced: compilers guard on it."""
 
-    region = None
+    def __init__(self):
+        # Not as attributes of the class: compilers would read those, whatever the thread has set.
+        self.region, self.text = None, ""
 
 
 local = Local()
@@ -62,8 +64,6 @@ _specs = {}
 _modes = {}
 #: Modes by their text; of those that differ in their group, the first.
 modes_by_text = {}
-#: The text of the innermost region's mode, for code that is traced.
-current = ""
 _default = recipes.DelayedScaling()
 
 
@@ -107,16 +107,13 @@ class Region:
     __slots__ = ("mode", "token", "parent", "trains", "engine", "before")
 
     def __init__(self, mode, token, trains, engine):
-        global current
         self.mode, self.token, self.trains, self.engine = mode, token, trains, engine
-        self.parent, self.before = local.region, current
-        local.region = self
-        current = "" if mode is None else mode.text
+        self.parent, self.before = local.region, local.text
+        local.region, local.text = self, "" if mode is None else mode.text
 
     def leave(self):
         """Back to the region around it."""
-        global current
-        local.region, current = self.parent, self.before
+        local.region, local.text = self.parent, self.before
 
 
 #: A region was left by an exception: what was recorded stays, and the next region does not end the period.
@@ -210,8 +207,7 @@ class restored:
 
 def is_fp8_enabled():
     """Whether a layer called here would run in FP8."""
-    region = local.region
-    return region is not None and region.mode is not None and region.mode.fp8
+    return local.text.startswith("fp8")
 
 
 def layers_of(model):

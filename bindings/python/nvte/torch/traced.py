@@ -61,6 +61,8 @@ def _begin(plan, scale, mode, flags, record, first, grads):
                     "a compiled layer is recomputed outside the region of its first pass: use nvte.torch.checkpoint, or "
                     "context_fn=nvte.torch.checkpoint_contexts"
                 )
+        elif region.local.text != mode:
+            raise RuntimeError(f"a layer compiled for the region {mode!r} runs in {region.local.text!r}: call the compiled function there")
         elif inner is None:
             if grads or d["training"]:
                 d["_last"] = None
@@ -98,14 +100,14 @@ def _forward(x, parameters, scale, layer, mode, flags, record, first, norm_out):
         y, normed, saved, _ = functions.norm_mlp_forward(x, *parameters, run)
     if saved is None:
         saved = x.new_empty(0, dtype=torch.uint8)
-    # Kept as long as the compiled graph keeps the tensor.
-    saved._nvte_run = run
+    # Kept as long as the memory is; the tensor itself is another one where checkpointing has handed it on.
+    saved.untyped_storage()._nvte_run = run
     return y, _some(normed, x), saved
 
 
 def _backward(dy, dnorm, x, parameters, saved, scale, layer, mode, flags, record, needs):
     kind, plan = _plan(dy, parameters, layer, mode)
-    run = getattr(saved, "_nvte_run", None)
+    run = getattr(saved.untyped_storage(), "_nvte_run", None)
     if run is None:
         # A copy of what forward saved: the flags that forward may have added concern weights just cast.
         slots = None if scale is None else by_address.get(scale.data_ptr())
@@ -295,7 +297,7 @@ def call(layer, x, parameters, needs, first, norm_out=False):
     kind = "cuda" if x.is_cuda else "cpu"
     if torch.is_autocast_enabled(kind):
         x = x.to(torch.get_autocast_dtype(kind))
-    mode = region.current
+    mode = region.local.text
     if not mode.startswith("fp8"):
         parameters = [p if p is None else p.to(x.dtype) for p in parameters]
     else:
