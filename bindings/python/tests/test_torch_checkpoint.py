@@ -316,3 +316,17 @@ def test_state_of_nvidias_library():
             layer.load_state_dict({**weights, "_extra_state": other})
     ours = [w for w in caught if "holds no scaling state" in str(w.message)]
     assert len(ours) == 1, [str(w.message) for w in caught]
+
+
+def test_distributed_checkpoints_find_the_state(tmp_path):
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    model = torch.nn.Sequential(te.Linear(16, 8, device=DEVICE), te.LayerNorm(8, device=DEVICE))
+    with te.autocast():
+        model(torch.randn(4, 16, device=DEVICE)).sum().backward()
+    stored = get_model_state_dict(model)
+    assert torch.equal(stored["0.fp8_state"][:, 1], model[0].fp8_amax)
+    stored = copy.deepcopy(stored)
+    te.reset_scaling(model)
+    set_model_state_dict(model, stored)
+    assert torch.equal(stored["0.fp8_state"], model[0].fp8_state) and torch.equal(stored["0.fp8_state_header"], model[0].fp8_state_header)

@@ -403,3 +403,18 @@ def test_shares_that_saturate_or_vanish(recipe):
     with te.autocast(recipe=recipe):
         model(x).sum().backward()
     assert got.elements == before
+
+
+def test_backward_inside_the_region():
+    """A pass after a backward in the same region: scales wait for its own backward."""
+    layer, recipe = te.Linear(16, 8, device=DEVICE), DelayedScaling(amax_history_len=4)
+    with te.autocast(recipe=recipe):
+        layer(batch()).sum().backward()
+        y = layer(batch())
+    scale = layer.fp8_scale.clone()
+    with te.autocast(recipe=recipe):
+        assert torch.equal(layer.fp8_scale, scale)
+        layer(batch(100.0)).sum().backward()
+    y.sum().backward()
+    with te.autocast(recipe=recipe):
+        assert not torch.equal(layer.fp8_scale, scale)

@@ -28,38 +28,47 @@ def is_ours(key, prefix):
     return key.startswith((prefix + "fp8_", prefix + "_extra_state"))
 
 
+def packed(layer):
+    """Scale, live amax and history of a layer."""
+    if layer._slots is not None:
+        return layer._slots.pack()
+    made = torch.zeros(layer._slots_wanted, 2 + state.HISTORY, device=layer._first_weight().device)
+    made[:, 0] = 1.0
+    return made
+
+
+def header(layer):
+    """Version, number of slots, whether weights were replaced, updates since scales changed."""
+    device = layer._first_weight().device
+    head = torch.tensor([VERSION, layer._slots_wanted, layer._due], dtype=torch.int32, device=device)
+    if layer._slots is None:
+        return torch.cat([head, head.new_zeros(1)])
+    return torch.cat([head, layer._slots.counter().to(device)])
+
+
 def save(layer, destination, prefix):
     """Writes a layer's state."""
-    slots, k = layer._slots, layer._slots_wanted
-    if slots is None:
-        device = next(iter(layer._parameters.values())).device
-        packed = torch.zeros(k, 2 + state.HISTORY, device=device)
-        packed[:, 0] = 1.0
-        counter = torch.zeros(1, dtype=torch.int32, device=device)
-    else:
-        packed, counter = slots.pack(), slots.counter()
-    head = torch.tensor([VERSION, k, layer._due], dtype=torch.int32, device=packed.device)
-    destination[prefix + STATE] = packed
-    destination[prefix + HEADER] = torch.cat([head, counter.detach()])
+    destination[prefix + STATE] = packed(layer)
+    destination[prefix + HEADER] = header(layer)
 
 
 def read(layer, state_dict, prefix, errors):
-    """(packed, due, counter) of what is stored for a layer; None where nothing is; DAMAGED after a line in `errors`."""
-    packed, header = state_dict.get(prefix + STATE), state_dict.get(prefix + HEADER)
-    if packed is None:
+    """(values, due, counter) of what is stored for a layer; None where nothing is; DAMAGED after a line in `errors`."""
+    stored, head = state_dict.get(prefix + STATE), state_dict.get(prefix + HEADER)
+    if stored is None:
         return _nvidia(layer, state_dict.get(prefix + "_extra_state"))
     k, wrong, due, counter = layer._slots_wanted, None, True, 0
-    if not isinstance(packed, torch.Tensor):
-        wrong = f"is {type(packed).__name__}, and must be a tensor"
-    elif packed.device.type == "meta":
+    if not isinstance(stored, torch.Tensor):
+        wrong = f"is {type(stored).__name__}, and must be a tensor"
+    elif stored.device.type == "meta":
         return None
-    elif packed.dtype != torch.float32 or packed.dim() != 2 or packed.shape[0] != k or packed.shape[1] < 2:
-        wrong = f"is {packed.dtype} {tuple(packed.shape)}, and must be float32 [{k}, {2 + state.HISTORY}]"
-    if wrong is None and header is not None:
-        if not isinstance(header, torch.Tensor) or header.is_floating_point() or header.dim() != 1 or header.numel() < 1:
+    elif stored.dtype != torch.float32 or stored.dim() != 2 or stored.shape[0] != k or stored.shape[1] < 2:
+        wrong = f"is {stored.dtype} {tuple(stored.shape)}, and must be float32 [{k}, {2 + state.HISTORY}]"
+    if wrong is None and head is not None:
+        if not isinstance(head, torch.Tensor) or head.is_floating_point() or head.dim() != 1 or head.numel() < 1:
             wrong = "has a damaged header"
         else:
-            values = header.tolist()
+            values = head.tolist()
             if values[0] > VERSION:
                 _warn(f"fp8_state of version {values[0]} was written by a later nvte and is ignored")
                 return None
@@ -68,15 +77,15 @@ def read(layer, state_dict, prefix, errors):
             else:
                 due, counter = bool(values[2]), values[3]
     if wrong is None:
-        packed = packed.detach()
-        scale, history = packed[:, 0], packed[:, 2:]
+        stored = stored.detach()
+        scale, history = stored[:, 0], stored[:, 2:]
         good = torch.isfinite(scale).all() & (scale > 0).all() & torch.isfinite(history).all() & (history >= 0).all()
-        if not bool(good & ~(packed[:, 1] < 0).any()):
+        if not bool(good & ~(stored[:, 1] < 0).any()):
             wrong = "holds values that no scaling state has"
     if wrong is not None:
         errors.append(f"{prefix}{STATE} {wrong}; the layer is unchanged")
         return DAMAGED
-    return _fit(packed), due, counter
+    return _fit(stored), due, counter
 
 
 def _fit(packed):

@@ -181,7 +181,7 @@ class _Captured:
         if self.skip is not None:
             self.skip.fill_(0 if first is None or first else 1)
         token = inner.token
-        if token is None:
+        if token is None or token.started:
             token = inner.token = region.Token()
         for layer in self.layers:
             if layer._slots is not None:

@@ -133,6 +133,16 @@ class Layer(torch.nn.Module):
         """Periods dropped because an amax was infinite or NaN, int32 [k]."""
         return self._state_slots().nonfinite
 
+    @property
+    def fp8_state(self):
+        """What a state_dict keeps under this name, f32 [k, 2 + 1024]: scale, live amax, history. A copy."""
+        return checkpointing.packed(self)
+
+    @property
+    def fp8_state_header(self):
+        """What a state_dict keeps under this name, int32 [4]: version, k, whether weights were replaced, counter of updates."""
+        return checkpointing.header(self)
+
     def _state_slots(self):
         if self._slots is None:
             self._take_slots()
@@ -217,7 +227,8 @@ class Layer(torch.nn.Module):
             mode, token = inner.mode, inner.token
             if inner.trains or grad:
                 d["_last"] = mode
-                if token is None and not engine:
+                if (token is None or token.started) and grad and not engine:
+                    # Also for a pass after a backward inside the region: scales wait for its own.
                     token = inner.token = region.Token()
         kind = "cuda" if index >= 0 else "cpu"
         dtype = x.dtype

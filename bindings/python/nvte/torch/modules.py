@@ -329,6 +329,11 @@ class _Norm(torch.nn.Module):
             if not self._rms:
                 init.zeros_(self.bias)
 
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        # NVIDIA's modules store an empty one.
+        unexpected_keys[:] = [k for k in unexpected_keys if k != prefix + "_extra_state"]
+
     def extra_repr(self):
         return f"{self.normalized_shape}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
 
