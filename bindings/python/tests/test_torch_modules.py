@@ -341,3 +341,11 @@ def test_hooks_that_move_saved_tensors(name):
         y.square().sum().backward()
         results.append(gradients(layer, x))
     assert_same(*results)
+
+
+def test_tensors_without_data_are_refused():
+    for layer in (te.Linear(8, 8, device="meta"), te.LayerNormMLP(8, 8, device="meta"), te.LayerNorm(8, device="meta")):
+        with pytest.raises(RuntimeError, match="meta"):
+            layer(torch.randn(4, 8, device=DEVICE))
+    with pytest.raises(RuntimeError, match="meta"):
+        te.Linear(8, 8, device=DEVICE)(torch.randn(4, 8, device="meta"))

@@ -63,9 +63,16 @@ def weight_of(w):
     return w.contiguous(), w.shape[1]
 
 
+def nowhere(t):
+    """Stands for the address of a tensor without elements, which has none and is there all the same."""
+    if t.numel():
+        raise RuntimeError(f"tensors on {t.device} hold no data: layers of nvte run on cpu and cuda")
+    return 256
+
+
 def address(t):
     """Address of a vector without gaps; 0 where there is none."""
-    return 0 if t is None else t.data_ptr() or 256
+    return 0 if t is None else t.data_ptr() or nowhere(t)
 
 
 def _vector(t):
@@ -182,7 +189,7 @@ def linear_forward(x, weight, bias, run):
     else:
         weight, ldw = weight_of(weight)
     if bias is not None:
-        bias = _vector(bias).data_ptr() or 256
+        bias = _vector(bias).data_ptr() or nowhere(bias)
     per_token, fixed, w_per_token, w_fixed, _, _ = plan.bytes(flags) if sizes is None else sizes
     saved_bytes, size = per_token * tokens + fixed, w_per_token * tokens + w_fixed
     stream = plan.stream(index)
@@ -197,8 +204,8 @@ def linear_forward(x, weight, bias, run):
     status = plan.forward(
         plan.handle,
         _pack_linear_fwd(
-            _SIZE_LINEAR_FWD, flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x.data_ptr() or 256, ldx,
-            weight.data_ptr() or 256, ldw, bias or 0, y.data_ptr() or 256, n,
+            _SIZE_LINEAR_FWD, flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x.data_ptr() or nowhere(x), ldx,
+            weight.data_ptr() or nowhere(weight), ldw, bias or 0, y.data_ptr() or nowhere(y), n,
         ),
         stream,
     )  # fmt: skip
@@ -228,18 +235,18 @@ def linear_backward(run, needs, dy, weight, saved, x=None):
     if needs_dw:
         if kept[0] is None:
             dw = weight.new_empty((n, k))
-            dw_at = dw.data_ptr() or 256
+            dw_at = dw.data_ptr() or nowhere(dw)
         else:
             target = main_grad_of(kept[0][0])
-            dw_at, number = target.data_ptr() or 256, NUMBERS[target.dtype]
+            dw_at, number = target.data_ptr() or nowhere(target), NUMBERS[target.dtype]
             flags |= ACCUMULATE_DW
     if needs_db:
         db = weight.new_empty(n)
-        db_at = db.data_ptr() or 256
+        db_at = db.data_ptr() or nowhere(db)
     x_at, ldx = 0, k
     if x is not None:
         x, _, ldx = rows_of(x, k)
-        x_at = x.data_ptr() or 256
+        x_at = x.data_ptr() or nowhere(x)
     if weight.is_contiguous():
         ldw = k
     else:
@@ -256,7 +263,7 @@ def linear_backward(run, needs, dy, weight, saved, x=None):
         plan.handle,
         _pack_linear_bwd(
             _SIZE_LINEAR_BWD, flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip,
-            dy.data_ptr() or 256, lddy, x_at, ldx, weight.data_ptr() or 256, ldw, 0 if dx is None else dx.data_ptr() or 256, k,
+            dy.data_ptr() or nowhere(dy), lddy, x_at, ldx, weight.data_ptr() or nowhere(weight), ldw, 0 if dx is None else dx.data_ptr() or nowhere(dx), k,
             dw_at, k, db_at, number, 0,
         ),
         stream,
@@ -304,8 +311,8 @@ def norm_linear_forward(x, gamma, beta, weight, bias, run):
     at, held, _ = scratch(index, stream, size, plan.where)
     saved, saved_at = aligned(x, saved_bytes) if saved_bytes else (None, 0)
     arguments = _pack_norm_linear_fwd(
-        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or 256, ldx,
-        address(gamma), address(beta), w.data_ptr() or 256, ldw, address(bias), y.data_ptr() or 256, n, address(norm_out), k,
+        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or nowhere(x2), ldx,
+        address(gamma), address(beta), w.data_ptr() or nowhere(w), ldw, address(bias), y.data_ptr() or nowhere(y), n, address(norm_out), k,
     )  # fmt: skip
     status = plan.forward(plan.handle, arguments, stream)
     if status:
@@ -333,10 +340,10 @@ def norm_linear_backward(run, needs, dy, dnorm, gamma, weight, saved, x):
     x_at, ldx, dnorm_at, ld_dnorm = 0, k, 0, k
     if x is not None:
         x, _, ldx = rows_of(x, k)
-        x_at = x.data_ptr() or 256
+        x_at = x.data_ptr() or nowhere(x)
         if dnorm is not None:
             dnorm, _, ld_dnorm = rows_of(dnorm, k)
-            dnorm_at = dnorm.data_ptr() or 256
+            dnorm_at = dnorm.data_ptr() or nowhere(dnorm)
     gamma = _vector(gamma)
     saved_bytes, size = _room(run, tokens, False)
     saved, saved_at = (None, 0) if saved is None else realigned(saved)
@@ -345,7 +352,7 @@ def norm_linear_backward(run, needs, dy, dnorm, gamma, weight, saved, x):
     at, held, _ = scratch(index, stream, size, plan.where)
     arguments = _pack_norm_linear_bwd(
         flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip,
-        dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w.data_ptr() or 256, ldw, dnorm_at, ld_dnorm, address(dx), k,
+        dy2.data_ptr() or nowhere(dy2), lddy, x_at, ldx, address(gamma), w.data_ptr() or nowhere(w), ldw, dnorm_at, ld_dnorm, address(dx), k,
         address(dgamma), address(dbeta), address(target), k, address(db),
         NUMBERS[weight.dtype if target is None else target.dtype], 0,
     )  # fmt: skip
@@ -393,9 +400,9 @@ def norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run):
     at, held, _ = scratch(index, stream, size, plan.where)
     saved, saved_at = aligned(x, saved_bytes) if saved_bytes else (None, 0)
     arguments = _pack_mlp_fwd(
-        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or 256, ldx,
-        address(gamma), address(beta), w1.data_ptr() or 256, ld1, address(b1), w2.data_ptr() or 256, ld2, address(b2),
-        y.data_ptr() or 256, k, address(norm_out), k,
+        flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or nowhere(x2), ldx,
+        address(gamma), address(beta), w1.data_ptr() or nowhere(w1), ld1, address(b1), w2.data_ptr() or nowhere(w2), ld2, address(b2),
+        y.data_ptr() or nowhere(y), k, address(norm_out), k,
     )  # fmt: skip
     status = plan.forward(plan.handle, arguments, stream)
     if status:
@@ -425,10 +432,10 @@ def norm_mlp_backward(run, needs, dy, dnorm, gamma, w1, w2, saved, x):
     x_at, ldx, dnorm_at, ld_dnorm = 0, k, 0, k
     if x is not None:
         x, _, ldx = rows_of(x, k)
-        x_at = x.data_ptr() or 256
+        x_at = x.data_ptr() or nowhere(x)
         if dnorm is not None:
             dnorm, _, ld_dnorm = rows_of(dnorm, k)
-            dnorm_at = dnorm.data_ptr() or 256
+            dnorm_at = dnorm.data_ptr() or nowhere(dnorm)
     gamma = _vector(gamma)
     target = target1 if target1 is not None else target2
     saved_bytes, size = _room(run, tokens, False)
@@ -438,7 +445,7 @@ def norm_mlp_backward(run, needs, dy, dnorm, gamma, w1, w2, saved, x):
     at, held, _ = scratch(index, stream, size, plan.where)
     arguments = _pack_mlp_bwd(
         flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip,
-        dy2.data_ptr() or 256, lddy, x_at, ldx, address(gamma), w1.data_ptr() or 256, ld1, w2.data_ptr() or 256, ld2,
+        dy2.data_ptr() or nowhere(dy2), lddy, x_at, ldx, address(gamma), w1.data_ptr() or nowhere(w1), ld1, w2.data_ptr() or nowhere(w2), ld2,
         dnorm_at, ld_dnorm, address(dx), k, address(dgamma), address(dbeta), address(target1), k, address(db1),
         address(target2), w2.shape[1], address(db2), NUMBERS[w1.dtype if target is None else target.dtype], 0,
     )  # fmt: skip

@@ -209,7 +209,7 @@ class Layer(torch.nn.Module):
     # --- calls ---
 
     def _begin(self, x, weight, others, needs, first, norm_out=False):
-        """(x, run, whether the parameters must be cast, their type) of a call."""
+        """(x in the type to compute in, run, type that the parameters must have) of a call. Host time counts here."""
         d = self.__dict__
         index = x.get_device()
         inner = _local.region
@@ -243,6 +243,8 @@ class Layer(torch.nn.Module):
             param_dtype = dtype
         plan = d["_plans"].get((mode, dtype, param_dtype, index))
         if plan is None:
+            if index >= 0 and not x.is_cuda:
+                raise RuntimeError(f"tensors on {x.device} are not supported: layers of nvte run on cpu and cuda")
             plan = self._plan(mode, dtype, param_dtype, index)
         if weight.get_device() != index:
             raise RuntimeError(f"{type(self).__name__}: the input is on {x.device}, and the weight on {weight.device}")
@@ -309,7 +311,8 @@ class Layer(torch.nn.Module):
             how = "in high precision" if mode is None or not mode.fp8 else f"in FP8, {mode.spec.recipe!r}"
             where = "cpu" if index < 0 else f"cuda:{index}"
             name = f" {self.name}" if self.name else ""
-            print(f"nvte: {type(self).__name__}{name} ({self.extra_repr()}) on {where}: {dtype}, parameters {param_dtype}, {how}", flush=True)
+            what = f"{type(self).__name__}{name} ({self.extra_repr()})"
+            print(f"nvte: {what} on {where}: {dtype}, parameters {param_dtype}, {how}", flush=True)
         return plan
 
     def _get(self, name):

@@ -8,7 +8,7 @@ from .. import _abi
 from .._arrays import pack_tensor
 from .._library import check, lib, packer
 from ..context import shared
-from .functions import _fast, _finish, _functorch, _vector, rows_of
+from .functions import _fast, _finish, _functorch, _vector, nowhere, rows_of
 from .plans import NUMBERS, scratch
 
 _pack_fwd = packer(_abi.nvte_norm_fwd_args_t, "zero_centered_gamma x gamma beta y mu rsigma eps reserved")
@@ -22,7 +22,7 @@ _workspaces = {}
 
 
 def _matrix(t, rows, cols, ld):
-    return pack_tensor(NUMBERS[t.dtype], 0, 0, t.data_ptr() or 256, rows, cols, ld, 0, 0, 0, 0, 0, 0, 0, 0)
+    return pack_tensor(NUMBERS[t.dtype], 0, 0, t.data_ptr() or nowhere(t), rows, cols, ld, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def _in_memory(parts):
@@ -56,7 +56,7 @@ def norm_forward(x, gamma, beta, eps, zero_centered, rms, dtype, stats):
     mu = rsigma = kept = None
     if stats:
         kept = x.new_empty((1 if rms else 2, rows), dtype=_float32)
-        mu = kept.data_ptr() or 256
+        mu = kept.data_ptr() or nowhere(kept)
         rsigma = mu if rms else mu + 4 * rows
     held, (a, b, c, d) = _in_memory(
         (_matrix(x2, rows, cols, ld), _parameter(gamma, cols), _parameter(beta, cols), _matrix(y, rows, cols, cols))
@@ -93,7 +93,7 @@ def norm_backward(how, needs, dy, x, gamma, kept):
             _parameter(dgamma, cols), _parameter(dbeta, cols),
         )
     )  # fmt: skip
-    mu = kept.data_ptr() or 256
+    mu = kept.data_ptr() or nowhere(kept)
     arguments = _pack_bwd(zero_centered, a, b, c, 0 if rms else mu, mu if rms else mu + 4 * rows, d, e, f, at, size)
     function = lib.nvte_rmsnorm_bwd if rms else lib.nvte_layernorm_bwd
     check(function(handle, arguments, stream))

@@ -2,7 +2,6 @@
 
 import functools
 import threading
-import weakref
 
 import torch
 
@@ -228,8 +227,3 @@ def reset_scaling(model):
     """The layers of a model forget all amaxes; the next cast of their weights takes its scale from the weights themselves."""
     for layer in layers_of(model):
         layer.reset_scaling()
-
-
-def weak(token):
-    """A weak reference to a token, or None."""
-    return None if token is None else weakref.ref(token)
