@@ -1,12 +1,8 @@
-// LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward: y = (x - mean) * rsigma * weight + beta, one row after the other.
+// LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward: y = (x - mean) * rsigma * weight + beta, one row after the other. Tensors and
+// statistics: common/norm_fwd.cuh. Long rows of LayerNorm have a kernel of their own, norm_fwd_ring.cu.
 //
-// x: [rows, hidden] of X with row stride ldx; gamma, beta: [hidden] of f32, f16 or bf16, or null; y: [rows, hidden] of any type; yt:
-// [hidden, rows] of FP8; mu, rsigma: [rows] f32 or null.
-// Statistics: a first mean is rounded to f32 (`centre`), and the pass over x - centre sums both the squares and what the first mean lacks
-// (`rest`), so neither the variance nor x - mean suffers where the mean is large beside the deviations.
-//
-//   norm_fwd_row        the row lives in registers, OCTETS * 8 columns a thread. One block per multiprocessor stays for the whole pass; it
-//                       holds groups of `warps` warps, each with a row at a time and a barrier of its own. x is read once.
+//   norm_fwd_row        the row lives in registers, 4 vectors of 16 bytes a thread: one warp per row and four rows per block, or
+//                       one block of up to 24 (LayerNorm: 20) warps per row. x is read once; what is under way comes from many blocks a multiprocessor.
 //   norm_fwd_loop_vec   one block per row, of any length; x is read again for each pass, from L1 or L2 then
 //   norm_fwd_loop       the same element by element, for any length and alignment
 //   norm_fwd_transposed FP8, transposed only: one block per 64 rows; statistics, then tiles of 64 x 64 through shared memory. (Both
@@ -15,63 +11,12 @@
 // Bytes moved per element: sizeof(X) + sizeof(y); the transposed kernel reads x twice (three times for LayerNorm), in part from L2.
 //
 // KERNEL chooses: 0 the first, 1 the loops, 2 the transposed one, so that only what is needed is compiled.
-#include "common/norm.cuh"
+#include "common/norm_fwd.cuh"
 
-typedef Elem<X>::T TX;
-#define N (Vector<X>::N)
+#define SLOTS 4
 #define TILE 64
 
-struct Args {
-  const TX *x;
-  i64 ldx;
-  const void *gamma, *beta;
-  u8 *y;
-  i64 ldy;
-  u8 *yt;
-  i64 ldyt;
-  float *mu, *rsigma;
-  const float *scale;
-  float *scale_inv, *amax;
-  i64 rows, hidden;
-  float eps;
-  int gamma_dt, beta_dt, y_dt, zero_centered, warps, stages;
-};
-
-struct Stats { float centre, rest, rsigma; };
-
-// From the sum of squares (RMS), or of x - centre and its square.
-DEVICE Stats finish(float centre, float sum, float squares, float inv_n, float eps) {
-  if (RMS) return {0.0f, 0.0f, __frsqrt_rn(squares * inv_n + eps)};
-  float rest = sum * inv_n, variance = (squares - sum * rest) * inv_n;
-  // A NaN passes on.
-  if (variance < 0.0f) variance = 0.0f;
-  return {centre, rest, __frsqrt_rn(variance + eps)};
-}
 DEVICE float normalised(float x, const Stats &s) { return RMS ? x * s.rsigma : ((x - s.centre) - s.rest) * s.rsigma; }
-
-DEVICE void put_stats(const Args &a, i64 row, const Stats &s) {
-  // An infinite mean is one, although nothing can be centred on it.
-  if (!RMS && a.mu) a.mu[row] = abs_bits(s.centre) == 0x7F800000u ? s.centre : s.centre + s.rest;
-  if (a.rsigma) a.rsigma[row] = s.rsigma;
-}
-DEVICE float read_scale(const Args &a) {
-  float scale = a.scale ? *a.scale : 1.0f;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0 && a.scale_inv) *a.scale_inv = reciprocal(scale);
-  return scale;
-}
-// All threads of the block call it; `part` holds 32 words that nobody uses any more.
-DEVICE void put_amax(const Args &a, u32 amax, u32 *part) {
-  if (!a.amax) return;
-  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  amax = warp_max(amax);
-  __syncthreads();
-  if (lane == 0) part[warp] = amax;
-  __syncthreads();
-  if (warp == 0) {
-    amax = warp_max(lane < blockDim.x >> 5 ? part[lane] : 0u);
-    if (lane == 0 && amax) record_amax(a.amax, amax);
-  }
-}
 
 // W elements of the output from column i on: 1, or a vector. Both parameters are on their way before either is waited for.
 template <int W> DEVICE void affine(const Args &a, float (&v)[W], i64 i) {
@@ -90,179 +35,84 @@ template <int W> DEVICE void affine(const Args &a, float (&v)[W], i64 i) {
     for (int k = 0; k < W; ++k) v[k] += p[k];
   }
 }
+
 DEVICE u32 element_size(int dt) { return dt == DT_F32 ? 4 : is_fp8(dt) ? 1 : 2; }
 
 #if KERNEL == 0
 // ---------------------------------------------------------------- the row in registers
-// Rows are fetched by cp.async into a ring of `stages` rows per group, so that enough bytes are under way whatever the arithmetic waits
-// for; a thread copies what it alone reads, so no barrier guards the ring. What is fetched for a row beside x, weight and beta, waits in
-// shared memory as f32: converted and looked up for each row anew, it took more instructions than the rest.
-#define SLOTS (OCTETS * 8 / N)
-#define PARTS 64
-// What a thread has in shared memory lies together, vector after vector, so that addresses are constants beside one register; an odd
-// number of vectors from thread to thread meets no bank twice.
-#define STAGE ((SLOTS | 1) * 16)
-#define BETAS (OCTETS * 8 * 4)
-#define WEIGHTS (((OCTETS * (RMS ? 2 : 4)) | 1) * 16)
-// As many threads as leave registers for OCTETS * 8 columns, 96 or 128 each (the vectors of f32 are more, and so are their addresses).
-#define ROW_THREADS (OCTETS == 4 && X != DT_F32 ? 640 : 512)
+// LayerNorm keeps more, and has no registers to spare at 768 threads.
+#define ROW_THREADS (RMS ? 768 : 640)
 
-template <int DT> struct Type { static const int value = DT; };
-
-// hidden is a multiple of N, at most SLOTS * N * 32 * warps; everything is aligned for vectors. Dynamic shared memory: stages * STAGE bytes
-// a thread, and behind it WEIGHTS bytes for each thread of one group. At most ROW_THREADS threads, all of them in groups.
-//
-// Columns beyond the row are zeros with weight and beta 0, so that arithmetic knows no branches: only copies and stores ask.
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1) norm_fwd_row(const Args a) {
-  extern __shared__ Vec16 ring[];
-  alignas(16) __shared__ float parts[3][PARTS];
-  const u32 T = a.warps * 32, group = threadIdx.x / T, groups = blockDim.x / T, t = threadIdx.x - group * T;
+// hidden is a multiple of N, at most SLOTS * N * 32 * warps; everything is aligned for vectors. Four warps where `warps` is 1.
+extern "C" __global__ void __launch_bounds__(ROW_THREADS) norm_fwd_row(const Args a) {
+  __shared__ float part[2][32];
+  __shared__ Pair part2[32];
+  const auto barrier = [] { __syncthreads(); };
+  const bool alone = a.warps == 1;  // each warp has rows of its own, and no barrier is met inside the loop
+  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, T = a.warps * 32, t = alone ? lane : threadIdx.x;
   const u32 vectors = (u32)a.hidden / N;
-  // The group's partial sums, one a warp, padded with zeros to a multiple of four: at most 48 of them. A warp's place in them; its upper
-  // half has one in the next array.
-  const u32 part = a.warps == 1 ? 0 : group * ((a.warps + 3) & ~3);
-  float *const place = &parts[0][part + (t >> 5)] + (threadIdx.x & 16) * (PARTS / 16);
-  const auto barrier = [&] { sync_some(group + 1, T); };
-
-  const u32 stage_bytes = blockDim.x * STAGE, ring_bytes = a.stages * stage_bytes;
-  const u32 mine = shared_address(ring) + threadIdx.x * STAGE, weights = shared_address(ring) + ring_bytes + t * WEIGHTS;
-  const u32 step = gridDim.x * groups;
-  const i64 first = (i64)blockIdx.x * groups + group;
-  i64 ahead = first;
-  const auto fetch = [&](u32 to) {
-    if (ahead < a.rows) {
-      const TX *x = a.x + ahead * a.ldx + t * N;
-#pragma unroll
-      for (int i = 0; i < SLOTS; ++i, x += T * N)
-        if (i * T + t < vectors) copy16(to + i * 16, x);
-    }
-    ahead += step;
-    commit();
-  };
-#pragma unroll 1
-  for (int s = 0; s + 1 < a.stages; ++s) fetch(mine + s * stage_bytes);
-  const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-#pragma unroll 1
-  for (u32 i = 0; i < SLOTS; ++i)
-    if (i * T + t >= vectors) {
-#pragma unroll 1
-      for (int s = 0; s < a.stages; ++s) write16(mine + s * stage_bytes + i * 16, zeros);
-    }
-
-#pragma unroll 1
-  for (u32 i = group; i < SLOTS; i += groups) {
-    const u32 at = i * T + t;
-    float w[N], b[N];
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      w[k] = at < vectors ? 1.0f : 0.0f;
-      b[k] = 0.0f;
-    }
-    if (a.gamma && at < vectors) {
-      Parameters<N> p;
-      p.fetch(a.gamma, a.gamma_dt, at * N);
-      p.widen(a.gamma_dt, w);
-#pragma unroll
-      for (int k = 0; k < N; ++k) w[k] += a.zero_centered ? 1.0f : 0.0f;
-    }
-    if (!RMS && a.beta && at < vectors) {
-      Parameters<N> p;
-      p.fetch(a.beta, a.beta_dt, at * N);
-      p.widen(a.beta_dt, b);
-    }
-#pragma unroll
-    for (int q = 0; q < N / 4; ++q) {
-      write16(weights + (i * N + 4 * q) * 4, &w[4 * q]);
-      if (!RMS) write16(weights + BETAS + (i * N + 4 * q) * 4, &b[4 * q]);
-    }
-  }
-  for (u32 i = threadIdx.x; i < 3 * PARTS; i += blockDim.x) parts[0][i] = 0.0f;
-  __syncthreads();
-
+  const i64 per_block = alone ? blockDim.x >> 5 : 1;
   const float inv_n = 1.0f / (float)a.hidden, scale = read_scale(a);
+  const i64 y_stride = a.ldy * element_size(a.y_dt);
   float amax = 0.0f;
-  u32 from = mine, turn = 0;
-  for (i64 row = first; row < a.rows; row += step, turn ^= 1) {
-    // The stage before this one was read in the last round, by this thread alone.
-    fetch((from == mine ? from + ring_bytes : from) - stage_bytes);
-    wait(a.stages);
-    // Two sums each, of even and odd columns, so that additions need not wait for each other.
-    float v[SLOTS][N], sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+  u32 turn = 0;
+  for (i64 row = blockIdx.x * per_block + (alone ? warp : 0); row < a.rows; row += gridDim.x * per_block, turn ^= 1) {
+    const TX *x = a.x + row * a.ldx;
+    Vec16 v[SLOTS];
+    float f[N];
 #pragma unroll
-    for (int i = 0; i < SLOTS; ++i) {
-      unpack<X>(read16(from + i * 16), v[i]);
+    for (int i = 0; i < SLOTS; ++i)
+      if (i * T + t < vectors) v[i] = ld16_stream(x + (i * T + t) * N);
+    float sum = 0.0f, squares = 0.0f, centre = 0.0f;
 #pragma unroll
-      for (int k = 0; k < N; ++k) {
-        if (RMS) squares[k & 1] += v[i][k] * v[i][k];
-        else sum[k & 1] += v[i][k];
+    for (int i = 0; i < SLOTS; ++i)
+      if (i * T + t < vectors) {
+        unpack<X>(v[i], f);
+#pragma unroll
+        for (int k = 0; k < N; k += 2) sum += RMS ? f[k] * f[k] + f[k + 1] * f[k + 1] : f[k] + f[k + 1];
       }
-    }
-    Stats s;
+    // RMSNorm meets one barrier a row: it takes turns with two buffers. LayerNorm meets two, which keep `part` and `part2` apart.
+    sum = row_sum(sum, part[RMS ? turn : 0], warp, a.warps, barrier);
     if (RMS) {
-      // One barrier a row: two buffers take turns.
-      s = finish(0.0f, 0.0f, group_sum(squares[0] + squares[1], place + turn * PARTS, parts[turn] + part, a.warps, barrier), inv_n, a.eps);
+      squares = sum;
     } else {
-      // Two barriers a row keep the buffers apart.
-      const float centre = group_sum(sum[0] + sum[1], place, parts[0] + part, a.warps, barrier) * inv_n;
-      sum[0] = sum[1] = 0.0f;
+      centre = sum * inv_n;
+      sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < SLOTS; ++i) {
-        const float c = i * T + t < vectors ? centre : 0.0f;
+      for (int i = 0; i < SLOTS; ++i)
+        if (i * T + t < vectors) {
+          unpack<X>(v[i], f);
 #pragma unroll
-        for (int k = 0; k < N; ++k) {
-          v[i][k] -= c;
-          sum[k & 1] += v[i][k];
-          squares[k & 1] += v[i][k] * v[i][k];
-        }
-      }
-      sum[0] += sum[1];
-      squares[0] += squares[1];
-      group_sum2(sum[0], squares[0], place + PARTS, parts[1] + part, parts[2] + part, a.warps, barrier);
-      s = finish(centre, sum[0], squares[0], inv_n, a.eps);
-    }
-    if (t == 0) put_stats(a, row, s);
-    const float shift = -s.rest * s.rsigma;
-    const auto emit = [&](auto type) {
-      constexpr int DT = decltype(type)::value;
-      typedef typename Elem<DT>::T TY;
-      TY *y = (TY *)a.y + row * a.ldy + t * N;
-      // Hidden from the compiler, which would keep its products with the sizes of all types from row to row.
-      u32 jump = T * N;
-      asm volatile("" : "+r"(jump));
-#pragma unroll
-      for (int i = 0; i < SLOTS; ++i) {
-#pragma unroll
-        for (int q = 0; q < N / 4; ++q) {
-          const u32 at = weights + (i * N + 4 * q) * 4;
-          const Vec16 w = read16(at);
-          Vec16 b;
-          if (!RMS) b = read16(at + BETAS);
-#pragma unroll
-          for (int k = 0; k < 4; ++k) {
-            float &e = v[i][4 * q + k];
-            e = RMS ? e * s.rsigma * float_of(w.w[k]) : (e * s.rsigma + shift) * float_of(w.w[k]) + float_of(b.w[k]);
-            if (DT >= DT_E4M3) amax = max_nan(amax, e);
+          for (int k = 0; k < N; ++k) {
+            float d = f[k] - centre;
+            sum += d;
+            squares += d * d;
           }
         }
-        if (i * T + t < vectors) {
-          if constexpr (DT >= DT_E4M3) store_codes<DT>(y, 0, v[i], scale);
-          else if constexpr (DT == DT_F32) store_floats(y, 0, v[i]);
-          else store_halves<DT>(y, 0, v[i]);
-        }
-        y += jump;
-      }
-    };
-    switch (a.y_dt) {
-      case DT_F32: emit(Type<DT_F32>()); break;
-      case DT_F16: emit(Type<DT_F16>()); break;
-      case DT_BF16: emit(Type<DT_BF16>()); break;
-      case DT_E4M3: emit(Type<DT_E4M3>()); break;
-      default: emit(Type<DT_E5M2>());
+      row_sum2(sum, squares, part2, warp, a.warps, barrier);
     }
-    from += stage_bytes;
-    if (from == mine + ring_bytes) from = mine;
+    const Stats s = finish(centre, sum, squares, inv_n, a.eps);
+    if (t == 0) put_stats(a, row, s);
+    u8 *y = a.y + row * y_stride;
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i)
+      if (i * T + t < vectors) {
+        const u32 at = (i * T + t) * N;
+        unpack<X>(v[i], f);
+#pragma unroll
+        for (int k = 0; k < N; ++k) f[k] = normalised(f[k], s);
+        affine<N>(a, f, at);
+        with_type(a.y_dt, [&](auto type) {
+          constexpr int DT = decltype(type)::value;
+          if (DT >= DT_E4M3) {
+#pragma unroll
+            for (int k = 0; k < N; ++k) amax = max_nan(amax, f[k]);
+          }
+          store_vector<DT>(y, at, f, scale);
+        });
+      }
   }
-  put_amax(a, bits_of(amax), (u32 *)parts[0]);
+  put_amax(a, bits_of(amax), (u32 *)part[0]);
 }
 
 #else
@@ -356,7 +206,7 @@ template <bool VEC> DEVICE void loop(const Args &a) {
 #pragma unroll
         for (int k = 0; k < W; ++k) amax = umax(amax, abs_bits(v[k]));
       }
-      if constexpr (VEC) store_as<N>(y, a.y_dt, i, v, scale);
+      if constexpr (VEC) with_type(a.y_dt, [&](auto type) { store_vector<decltype(type)::value>(y, i, v, scale); });
       else if (fp8) y[i] = encode_as(a.y_dt, v[0] * scale);
       else store_as(y, a.y_dt, i, v[0]);
     });

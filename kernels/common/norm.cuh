@@ -106,14 +106,21 @@ template <int N> DEVICE void store_floats(void *p, i64 i, const float (&f)[N]) {
     st16((float *)p + i + k, v);
   }
 }
-// Stores likewise; `scale` multiplies FP8 outputs only.
-template <int N> DEVICE void store_as(void *p, int dt, i64 i, const float (&f)[N], float scale) {
+// `scale` multiplies FP8 outputs only.
+template <int DT, int N> DEVICE void store_vector(void *p, i64 i, const float (&f)[N], float scale) {
+  if constexpr (DT >= DT_E4M3) store_codes<DT>(p, i, f, scale);
+  else if constexpr (DT == DT_F32) store_floats(p, i, f);
+  else store_halves<DT>(p, i, f);
+}
+// f(Type<dt>()), for what a type known at run time decides from then on.
+template <int DT> struct Type { static const int value = DT; };
+template <class F> DEVICE void with_type(int dt, F f) {
   switch (dt) {
-    case DT_F32: store_floats(p, i, f); break;
-    case DT_F16: store_halves<DT_F16>(p, i, f); break;
-    case DT_BF16: store_halves<DT_BF16>(p, i, f); break;
-    case DT_E4M3: store_codes<DT_E4M3>(p, i, f, scale); break;
-    default: store_codes<DT_E5M2>(p, i, f, scale);
+    case DT_F32: f(Type<DT_F32>()); break;
+    case DT_F16: f(Type<DT_F16>()); break;
+    case DT_BF16: f(Type<DT_BF16>()); break;
+    case DT_E4M3: f(Type<DT_E4M3>()); break;
+    default: f(Type<DT_E5M2>());
   }
 }
 

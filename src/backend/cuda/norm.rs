@@ -1,4 +1,5 @@
-//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_bwd.cu` and `norm_bwd_any.cu` runs, and how.
+//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_fwd_ring.cu`, `norm_bwd.cu` and
+//! `norm_bwd_any.cu` runs, and how.
 
 use super::{
     dequantize::{fp8_transpose, load_transpose},
@@ -48,9 +49,12 @@ fn parameter(p: &Option<TensorView>) -> (Ptr, i32) {
 pub(super) fn variants() -> Vec<Variant> {
     let mut all = vec![Variant::of(&Any::Dx)];
     for dtype in HIGH {
+        for octets in RING_OCTETS {
+            all.push(Variant::of(&RingSpec { x: dtype, octets, smem: 0 }));
+        }
         for norm in [Norm::Layer, Norm::Rms] {
-            for kernel in FORWARD_OCTETS.map(|octets| Forward::Row { octets }).into_iter().chain([Forward::Loop, Forward::Transposed]) {
-                all.push(Variant::of(&ForwardSpec { kernel, x: dtype, norm, smem: 0 }));
+            for kernel in [Forward::Row, Forward::Loop, Forward::Transposed] {
+                all.push(Variant::of(&ForwardSpec { kernel, x: dtype, norm }));
             }
             for octets in BACKWARD_OCTETS {
                 all.push(Variant::of(&BackwardSpec { dtype, norm, octets, smem: 0 }));
@@ -60,9 +64,9 @@ pub(super) fn variants() -> Vec<Variant> {
     all
 }
 
-// ---------------------------------------------------------------- rows in registers
+// ---------------------------------------------------------------- rings of rows
 
-/// Shared memory of a kernel that keeps rows in registers, per thread: of each stage of the ring; of each group once the ring is done with;
+/// Shared memory of a kernel with a ring of rows, per thread: of each stage of the ring; of each group once the ring is done with;
 /// of one group, for all.
 struct Bytes {
     stage: u64,
@@ -70,7 +74,7 @@ struct Bytes {
     block: u64,
 }
 
-/// How `norm_fwd_row` and `norm_bwd_row` run: one block per multiprocessor, groups of warps with a row each, a ring of rows to come.
+/// How `norm_fwd_ring` and `norm_bwd_row` run: one block per multiprocessor, groups of warps with a row each, a ring of rows to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RowPlan {
     octets: u64,
@@ -116,12 +120,15 @@ fn max_smem(queue: &Queue<'_>) -> u32 {
 
 // ---------------------------------------------------------------- forward
 
-/// Columns of a thread of `norm_fwd_row`, in eights.
-const FORWARD_OCTETS: [u64; 2] = [4, 5];
+/// Most threads of `norm_fwd_row` for either norm, vectors of a thread, and rows of a block where one warp has a row.
+const ROW_THREADS: [u64; 2] = [640, 768];
+const ROW_SLOTS: u64 = 4;
+const ROWS_PER_BLOCK: u64 = 4;
 
+/// The kernels of `norm_fwd.cu`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Forward {
-    Row { octets: u64 },
+    Row,
     LoopVector,
     Loop,
     Transposed,
@@ -132,43 +139,27 @@ struct ForwardSpec {
     kernel: Forward,
     x: DType,
     norm: Norm,
-    /// Dynamic shared memory that the device allows, where the kernel takes any.
-    smem: u32,
 }
 
 impl KernelSpec for ForwardSpec {
     const SOURCE: SourceFile = SourceFile::NormFwd;
 
     fn id(&self) -> u64 {
-        let kernel = match self.kernel {
-            Forward::LoopVector => 0,
-            Forward::Loop => 1,
-            Forward::Transposed => 2,
-            Forward::Row { octets } => octets,
-        };
-        self.x as u64 | (self.norm as u64) << 4 | kernel << 8
+        self.x as u64 | (self.norm as u64) << 4 | (self.kernel as u64) << 8
     }
 
     fn defines(&self) -> Vec<String> {
         let kernel = match self.kernel {
-            Forward::Row { .. } => 0,
+            Forward::Row => 0,
             Forward::LoopVector | Forward::Loop => 1,
             Forward::Transposed => 2,
         };
-        let mut all = vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32), format!("KERNEL={kernel}")];
-        if let Forward::Row { octets } = self.kernel {
-            all.push(format!("OCTETS={octets}"));
-        }
-        all
-    }
-
-    fn dynamic_smem(&self) -> u32 {
-        self.smem
+        vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32), format!("KERNEL={kernel}")]
     }
 
     fn entry(&self) -> &'static str {
         match self.kernel {
-            Forward::Row { .. } => "norm_fwd_row",
+            Forward::Row => "norm_fwd_row",
             Forward::LoopVector => "norm_fwd_loop_vec",
             Forward::Loop => "norm_fwd_loop",
             Forward::Transposed => "norm_fwd_transposed",
@@ -176,7 +167,39 @@ impl KernelSpec for ForwardSpec {
     }
 }
 
-/// `Args` of `norm_fwd.cu`.
+/// Columns of a thread of `norm_fwd_ring`, in eights.
+const RING_OCTETS: [u64; 2] = [4, 5];
+
+/// `norm_fwd_ring`: LayerNorm only.
+#[derive(Clone, Copy)]
+struct RingSpec {
+    x: DType,
+    octets: u64,
+    /// Dynamic shared memory that the device allows.
+    smem: u32,
+}
+
+impl KernelSpec for RingSpec {
+    const SOURCE: SourceFile = SourceFile::NormFwdRing;
+
+    fn id(&self) -> u64 {
+        self.x as u64 | self.octets << 8
+    }
+
+    fn defines(&self) -> Vec<String> {
+        vec![format!("X={}", self.x as i32), format!("OCTETS={}", self.octets)]
+    }
+
+    fn entry(&self) -> &'static str {
+        "norm_fwd_ring"
+    }
+
+    fn dynamic_smem(&self) -> u32 {
+        self.smem
+    }
+}
+
+/// `Args` of `norm_fwd.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct ForwardArgs {
@@ -213,25 +236,41 @@ fn forward_vectors(a: &NormFwdArgs) -> (bool, bool) {
     (x, x && aligned(&a.y, unit(a.y.dtype)) && parameter(&a.gamma) && parameter(&a.beta))
 }
 
-/// How `norm_fwd_row` runs; nothing where the row is too long for the threads' registers or the device's shared memory.
-fn forward_plan(dtype: DType, norm: Norm, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<RowPlan> {
+/// Longest rows of LayerNorm that stay with `norm_fwd_row`.
+///
+/// Measured on an H200, bf16 to bf16 (to FP8, row-wise), TB/s, `norm_fwd_row` against `norm_fwd_ring`. LayerNorm: 2.49 : 2.14 (1.84 : 1.77)
+/// at 1024 columns; 1.93 : 2.25 (1.43 : 1.87) at 1280; 2.77 : 2.89 (2.06 : 2.42) at 4096; 2.57 : 2.59 (1.88 : 2.01) at 12288. RMSNorm:
+/// 3.20 : 2.34 (2.51 : 2.00), 2.77 : 2.49 (2.06 : 2.10), 3.67 : 2.89 (3.17 : 2.52), 3.47 : 2.94 (2.68 : 2.61), and so it has no ring.
+const LAYER_ROW_COLS: u64 = 1024;
+
+/// How `norm_fwd_ring` runs; nothing where the row is too long for the threads' registers or the device's shared memory, and where
+/// `norm_fwd_row` is faster.
+fn ring_plan(norm: Norm, dtype: DType, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<RowPlan> {
+    if norm == Norm::Rms || cols <= LAYER_ROW_COLS {
+        return None;
+    }
     // The fewest columns beyond the row, then the fewest warps.
-    let padded = |octets: u64| cols.max(1).next_multiple_of(32 * 8 * octets);
+    let padded = |octets: u64| cols.next_multiple_of(32 * 8 * octets);
     let octets = if padded(5) <= padded(4) { 5 } else { 4 };
     // As in the kernel, which explains them.
     let threads = if octets == 4 && dtype != DType::F32 { 640 } else { 512 };
     let stage = ((octets * dtype.size() as u64 / 2) | 1) * 16;
-    let weights = ((octets * if norm == Norm::Rms { 2 } else { 4 }) | 1) * 16;
+    let weights = ((octets * 4) | 1) * 16;
     RowPlan::new(octets, threads, cols, rows, multiprocessors, max_smem, Bytes { stage, group: 0, block: weights })
 }
 
-/// The kernel for rows that no plan covers, with its launch.
-fn forward_loop(rows: u64, cols: u64, vectors: bool, multiprocessors: u32) -> (Forward, Launch) {
+/// The kernel that writes the row-wise layout where no ring does, with its launch and the warps of a row where it asks.
+fn forward_plan(norm: Norm, dtype: DType, rows: u64, cols: u64, vectors: bool, multiprocessors: u32) -> (Forward, Launch, i32) {
     let most = (u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR).min(MAX_GRID_X);
-    let grid = [rows.clamp(1, most) as u32, 1, 1];
-    match vectors {
-        true => (Forward::LoopVector, Launch::new(grid, 512)),
-        false => (Forward::Loop, Launch::new(grid, threads(cols.div_ceil(4), 512))),
+    let grid = |per_block: u64| [rows.div_ceil(per_block).clamp(1, most) as u32, 1, 1];
+    if !vectors {
+        return (Forward::Loop, Launch::new(grid(1), threads(cols.div_ceil(4), 512)), 0);
+    }
+    let warps = (cols / vector(dtype)).div_ceil(32 * ROW_SLOTS);
+    match warps {
+        0 | 1 => (Forward::Row, Launch::new(grid(ROWS_PER_BLOCK), 32 * ROWS_PER_BLOCK as u32), 1),
+        w if w * 32 <= ROW_THREADS[norm as usize] => (Forward::Row, Launch::new(grid(1), w as u32 * 32), w as i32),
+        _ => (Forward::LoopVector, Launch::new(grid(1), 512), 0),
     }
 }
 
@@ -274,7 +313,7 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         let tiles = blocks((x.rows as u64).div_ceil(64), MAX_GRID_X, "tiles of rows")?;
         // Shares of the columns, until every multiprocessor has two blocks; each share finds the statistics of its rows anew.
         let shares = (u64::from(multiprocessors) * 2 / u64::from(tiles)).clamp(1, (x.cols as u64).div_ceil(64).min(64));
-        let spec = ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm, smem: 0 };
+        let spec = ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm };
         // SAFETY: `Args`, with pointers live by contract.
         return unsafe { queue.launch(&spec, &Launch::new([tiles, shares as u32, 1], 256), arguments![args]) };
     }
@@ -283,19 +322,17 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         load_transpose(&queue)?;
     }
     let (rows, cols, max_smem) = (args.rows as u64, x.cols as u64, max_smem(&queue));
-    let plan = forward_plan(x.dtype, norm, rows, cols, multiprocessors, max_smem).filter(|_| vectors);
-    let (kernel, launch, smem) = match plan {
-        Some(p) => {
-            (args.warps, args.stages) = (p.warps as i32, p.stages as i32);
-            (Forward::Row { octets: p.octets }, p.launch(), max_smem)
-        }
-        None => {
-            let (kernel, launch) = forward_loop(rows, cols, vectors, multiprocessors);
-            (kernel, launch, 0)
-        }
-    };
-    // SAFETY: as above.
-    unsafe { queue.launch(&ForwardSpec { kernel, x: x.dtype, norm, smem }, &launch, arguments![args])? };
+    if let Some(p) = ring_plan(norm, x.dtype, rows, cols, multiprocessors, max_smem).filter(|_| vectors) {
+        (args.warps, args.stages) = (p.warps as i32, p.stages as i32);
+        let spec = RingSpec { x: x.dtype, octets: p.octets, smem: max_smem };
+        // SAFETY: as above.
+        unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
+    } else {
+        let (kernel, launch, warps) = forward_plan(norm, x.dtype, rows, cols, vectors, multiprocessors);
+        args.warps = warps;
+        // SAFETY: as above.
+        unsafe { queue.launch(&ForwardSpec { kernel, x: x.dtype, norm }, &launch, arguments![args])? };
+    }
     if !transposed {
         return Ok(());
     }
@@ -532,18 +569,15 @@ mod tests {
 
     #[test]
     fn every_plan_covers_its_row_and_fits() {
-        for (dtype, norm) in HIGH.into_iter().flat_map(|d| [(d, Norm::Layer), (d, Norm::Rms)]) {
+        for dtype in HIGH {
             for max_smem in [100_352, 166_912, 231_424] {
-                for cols in (1..300).chain([1000, 1024, 1280, 4096, 5120, 8192, 12_288, 14_336, 16_384, 16_385]) {
+                for cols in (1..300).chain([1000, 1024, 1280, 4096, 5120, 8192, 12_288, 14_336, 16_384, 16_385, 20_480, 24_576, 24_584]) {
                     for rows in [1, 7, 131, 132, 133, 5000, 1 << 33] {
                         let size = dtype.size() as u32;
-                        let forward = forward_plan(dtype, norm, rows, cols, 132, max_smem);
+                        let forward = ring_plan(Norm::Layer, dtype, rows, cols, 132, max_smem);
                         let backward = backward_plan(dtype, rows, cols, 132, max_smem);
-                        assert!(
-                            (forward.is_some() && backward.is_some()) || cols > 8000,
-                            "{cols} columns of {} have no plan",
-                            dtype.name()
-                        );
+                        let (ring, name) = (forward.is_some() || cols <= LAYER_ROW_COLS, dtype.name());
+                        assert!((ring && backward.is_some()) || cols > 8000, "{cols} columns of {name} have no plan");
                         for (p, most) in forward.map(|p| (p, 640)).into_iter().chain(backward.map(|p| (p, 512))) {
                             assert!(u64::from(p.warps) * 32 * 8 * p.octets >= cols);
                             let block = p.warps * 32 * p.groups;
@@ -558,10 +592,21 @@ mod tests {
                         }
                         if let Some(p) = forward {
                             let (row, vectors) = (p.warps * 32, p.octets as u32 * size / 2);
-                            let weights = row * p.octets as u32 * 8 * if norm == Norm::Rms { 4 } else { 8 };
+                            let weights = row * p.octets as u32 * 8 * 8;
                             assert!(p.smem >= weights + p.stages * row * p.groups * vectors * 16, "{p:?}");
                             // The groups' partial sums have room for 64.
                             assert!(p.warps.next_multiple_of(4) * p.groups <= 64 || p.warps == 1, "{p:?}");
+                        }
+                        for norm in [Norm::Layer, Norm::Rms].into_iter().filter(|_| cols % vector(dtype) == 0) {
+                            let (kernel, launch, warps) = forward_plan(norm, dtype, rows, cols, true, 132);
+                            let (warps, slots, most) = (warps as u64, ROW_SLOTS * vector(dtype), ROW_THREADS[norm as usize]);
+                            if kernel == Forward::Row {
+                                assert!(warps * 32 * slots >= cols, "{cols} columns of {name}: {warps} warps");
+                                assert!(u64::from(launch.block) == if warps == 1 { 32 * ROWS_PER_BLOCK } else { 32 * warps });
+                                assert!(u64::from(launch.block) <= most);
+                            } else {
+                                assert!(cols > most * slots, "{cols} columns of {name}");
+                            }
                         }
                     }
                 }

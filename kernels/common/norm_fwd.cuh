@@ -1,0 +1,63 @@
+// What the forward kernels of the norms share. RMS is 1 for RMSNorm, 0 for LayerNorm; X is the type of x.
+//
+// x: [rows, hidden] of X with row stride ldx; gamma, beta: [hidden] of f32, f16 or bf16, or null; y: [rows, hidden] of any type; yt:
+// [hidden, rows] of FP8; mu, rsigma: [rows] f32 or null.
+// Statistics: a first mean is rounded to f32 (`centre`), and the pass over x - centre sums both the squares and what the first mean lacks
+// (`rest`), so neither the variance nor x - mean suffers where the mean is large beside the deviations.
+#pragma once
+#include "common/norm.cuh"
+
+typedef Elem<X>::T TX;
+#define N (Vector<X>::N)
+
+// warps: of a row; stages: of the ring, where there is one.
+struct Args {
+  const TX *x;
+  i64 ldx;
+  const void *gamma, *beta;
+  u8 *y;
+  i64 ldy;
+  u8 *yt;
+  i64 ldyt;
+  float *mu, *rsigma;
+  const float *scale;
+  float *scale_inv, *amax;
+  i64 rows, hidden;
+  float eps;
+  int gamma_dt, beta_dt, y_dt, zero_centered, warps, stages;
+};
+
+struct Stats { float centre, rest, rsigma; };
+
+// From the sum of squares (RMS), or of x - centre and its square.
+DEVICE Stats finish(float centre, float sum, float squares, float inv_n, float eps) {
+  if (RMS) return {0.0f, 0.0f, __frsqrt_rn(squares * inv_n + eps)};
+  float rest = sum * inv_n, variance = (squares - sum * rest) * inv_n;
+  // A NaN passes on.
+  if (variance < 0.0f) variance = 0.0f;
+  return {centre, rest, __frsqrt_rn(variance + eps)};
+}
+
+DEVICE void put_stats(const Args &a, i64 row, const Stats &s) {
+  // An infinite mean is one, although nothing can be centred on it.
+  if (!RMS && a.mu) a.mu[row] = abs_bits(s.centre) == 0x7F800000u ? s.centre : s.centre + s.rest;
+  if (a.rsigma) a.rsigma[row] = s.rsigma;
+}
+DEVICE float read_scale(const Args &a) {
+  float scale = a.scale ? *a.scale : 1.0f;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0 && a.scale_inv) *a.scale_inv = reciprocal(scale);
+  return scale;
+}
+// All threads of the block call it; `part` holds 32 words that nobody uses any more.
+DEVICE void put_amax(const Args &a, u32 amax, u32 *part) {
+  if (!a.amax) return;
+  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  amax = warp_max(amax);
+  __syncthreads();
+  if (lane == 0) part[warp] = amax;
+  __syncthreads();
+  if (warp == 0) {
+    amax = warp_max(lane < blockDim.x >> 5 ? part[lane] : 0u);
+    if (lane == 0 && amax) record_amax(a.amax, amax);
+  }
+}
