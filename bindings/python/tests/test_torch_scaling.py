@@ -4,7 +4,8 @@ import copy
 import warnings
 
 import pytest
-from torch_common import DEVICE, LAYERS, RECIPES, DelayedScaling, Float8CurrentScaling, assert_same, distance, exact, states, te, torch
+from torch_common import DEVICE, LAYERS, RECIPES, DelayedScaling, Float8CurrentScaling
+from torch_common import activation, assert_same, distance, exact, states, te, torch
 from torch_common import seed  # noqa: F401
 
 import nvte
@@ -418,3 +419,68 @@ def test_backward_inside_the_region():
     y.sum().backward()
     with te.autocast(recipe=recipe):
         assert not torch.equal(layer.fp8_scale, scale)
+
+
+class Cast(torch.autograd.Function):
+    """The values after a cast to FP8; gradients pass. With `back` the other way round."""
+
+    @staticmethod
+    def forward(ctx, t, scale, fmt, back):
+        ctx.how = (scale, fmt, back)
+        return t.clone() if back else Cast.cast(t, scale, fmt)
+
+    @staticmethod
+    def backward(ctx, g):
+        scale, fmt, back = ctx.how
+        return (Cast.cast(g, scale, fmt) if back else g), None, None, None
+
+    @staticmethod
+    def cast(t, scale, fmt):
+        q = nvte.ops.cast_to_fp8(t.float().contiguous(), fmt, scale=scale.reshape(1))
+        return nvte.ops.dequantize(q, dtype="float32").double()
+
+
+def composed(layer, x, scale, gradient_format):
+    """The layer in f64, with its casts to FP8 where they are."""
+    n = len(scale) // 3
+    p = {name: q.detach().double().requires_grad_() for name, q in layer.named_parameters()}
+    f = torch.nn.functional
+
+    def product(t, i, weight, bias):
+        t = Cast.apply(t, scale[2 * i], "e4m3", False)
+        w = Cast.apply(p[weight], scale[2 * i + 1], "e4m3", False)
+        y = Cast.apply(t @ w.t(), scale[2 * n + n - 1 - i], gradient_format, True)
+        return y if bias not in p else y + p[bias]
+
+    if not isinstance(layer, te.Linear):
+        gamma = p["layer_norm_weight"]
+        if layer.normalization == "LayerNorm":
+            x = f.layer_norm(x, x.shape[-1:], gamma, p["layer_norm_bias"], layer.eps)
+        else:
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + layer.eps) * gamma
+    if n == 1:
+        return product(x, 0, "weight", "bias"), p
+    return product(activation(layer.activation, product(x, 0, "fc1_weight", "fc1_bias")), 1, "fc2_weight", "fc2_bias"), p
+
+
+@pytest.mark.parametrize("fp8_format", ["HYBRID", "E4M3"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_are_the_composition_of_their_casts(name, fp8_format):
+    make, k = LAYERS[name]
+    layer, recipe = make(), DelayedScaling(amax_history_len=4, fp8_format=fp8_format)
+    for p in layer.parameters():
+        p.data.add_(torch.randn_like(p) * 0.1)
+    for _ in range(3):
+        x = torch.randn(32, k, device=DEVICE, requires_grad=True)
+        layer.zero_grad()
+        with te.autocast(recipe=recipe):
+            y = layer(x)
+        scale, dy = layer.fp8_scale.clone(), torch.randn_like(y)
+        y.backward(dy)
+    x64 = x.detach().double().requires_grad_()
+    want, p = composed(layer, x64, scale, "e5m2" if fp8_format == "HYBRID" else "e4m3")
+    want.backward(dy.double())
+    # Codes of what the layer makes inside may fall to the other side of a tie.
+    assert distance(y, want) < 5e-3 and distance(x.grad, x64.grad) < 1e-2
+    for n, q in layer.named_parameters():
+        assert distance(q.grad, p[n].grad) < 1e-2, n
