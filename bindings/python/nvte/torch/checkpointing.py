@@ -128,7 +128,7 @@ def _nvidia(layer, extra):
         elif isinstance(extra, torch.Tensor):
             if extra.numel() == 0:
                 return None
-            raw = extra.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            raw = bytes(extra.detach().cpu().contiguous().view(torch.uint8).tolist())
             stored = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
         elif isinstance(extra, dict):
             stored = extra

@@ -218,9 +218,7 @@ def layers_of(model):
 
 def update_scaling(model):
     """Ends the period of delayed scaling for the layers of a model, now."""
-    for layer in layers_of(model):
-        if layer._slots is not None:
-            layer._slots.update()
+    state.update_of([layer._slots for layer in layers_of(model)])
 
 
 def reset_scaling(model):

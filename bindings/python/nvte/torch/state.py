@@ -160,21 +160,36 @@ class Device:
         for chunk in chunks:
             for run in chunk.runs:
                 for group, start, count in run.groups:
-                    groups.setdefault(group, []).append((chunk, start, count))
-        reducing = [g for g in groups if g is not NO_GROUP]
-        for group in reducing:
-            process_group = group.group
-            if torch.distributed.get_world_size(process_group) <= 1:
-                continue
-            if len(groups) == 1 and len(self.banks) == 1:
-                parts = [self.banks[0][: len(self.chunks) * SLOTS]]
-            else:
-                parts = [c.live[s : s + n] for c, s, n in groups[group]]
-            bits = parts[0].view(torch.int32) if len(parts) == 1 else torch.cat(parts).view(torch.int32)
-            torch.distributed.all_reduce(bits, torch.distributed.ReduceOp.MAX, group=process_group)
-            if len(parts) > 1:
-                for part, new in zip(parts, bits.view(torch.float32).split([n for _, _, n in groups[group]])):
-                    part.copy_(new)
+                    groups.setdefault(group, []).append(chunk.live[start : start + count])
+        if len(groups) == 1 and len(self.banks) == 1:
+            # Chunks lie one after the other.
+            groups = {group: [self.banks[0][: len(self.chunks) * SLOTS]] for group in groups}
+        _reduce(groups)
+
+
+def _reduce(groups):
+    """{group: parts of live amaxes}: each group's become the largest of its ranks."""
+    for group, parts in groups.items():
+        if group is NO_GROUP or torch.distributed.get_world_size(group.group) <= 1:
+            continue
+        bits = (parts[0] if len(parts) == 1 else torch.cat(parts)).view(torch.int32)
+        torch.distributed.all_reduce(bits, torch.distributed.ReduceOp.MAX, group=group.group)
+        if len(parts) > 1:
+            for part, new in zip(parts, bits.view(torch.float32).split([p.numel() for p in parts])):
+                part.copy_(new)
+
+
+def update_of(all_slots):
+    """Ends the period of these slots alone."""
+    used = [s for s in all_slots if s is not None and s.spec is not None]
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        groups = {}
+        for slots in used:
+            groups.setdefault((slots.group, slots.index), []).append(slots.live)
+        for (group, _), parts in groups.items():
+            _reduce({group: parts})
+    for slots in used:
+        slots.update()
 
 
 class Group:
@@ -396,7 +411,7 @@ class Slots:
             self.loaded = False
             if trains:
                 # The region's entry could not do it.
-                self.update()
+                update_of([self])
 
     def pack(self):
         """Everything that a checkpoint keeps, f32 [k, 2 + 1024]: scale, live, history."""
@@ -437,14 +452,9 @@ class Slots:
             self.part(self.chunk.counters).fill_(value)
 
     def update(self):
-        """Ends the period of these slots alone."""
-        if self.spec is None:
-            return
+        """Ends the period of these slots; ranks have been reduced."""
         if self.chunk.dirty:
             self.chunk.plan()
-        if self.group is not NO_GROUP and torch.distributed.is_available() and torch.distributed.is_initialized():
-            if torch.distributed.get_world_size(self.group.group) > 1:
-                torch.distributed.all_reduce(self.live.view(torch.int32), torch.distributed.ReduceOp.MAX, group=self.group.group)
         if self.spec.functions:
             self.update_by_functions()
             return
