@@ -339,12 +339,16 @@ class _Norm(torch.nn.Module):
 
     def forward(self, inp):
         """The norm over the last dimensions; under torch.autocast in its type."""
-        shape, weight = inp.shape, self.weight
-        bias = None if self._rms else self.bias
+        shape, parameters = inp.shape, self._parameters
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if weight is None:
+            weight = self.weight
+        if bias is None and not self._rms:
+            bias = self.bias
         dims = len(self.normalized_shape)
         if shape[-dims:] != self.normalized_shape:
             raise ValueError(f"input: the last dimensions of {tuple(shape)} must be {self.normalized_shape}")
-        if weight.device != inp.device:
+        if weight.get_device() != inp.get_device():
             raise RuntimeError(f"{type(self).__name__}: the input is on {inp.device}, and the weight on {weight.device}")
         kind = "cuda" if inp.is_cuda else "cpu"
         dtype = _autocast_dtype(kind) if _is_autocast_enabled(kind) else inp.dtype

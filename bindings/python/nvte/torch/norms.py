@@ -1,6 +1,8 @@
 """LayerNorm and RMSNorm as autograd functions."""
 
 import ctypes
+import struct
+import threading
 
 import torch
 
@@ -15,32 +17,47 @@ _pack_fwd = packer(_abi.nvte_norm_fwd_args_t, "zero_centered_gamma x gamma beta 
 _pack_bwd = packer(
     _abi.nvte_norm_bwd_args_t, "zero_centered_gamma dy x gamma mu rsigma dx dgamma dbeta workspace workspace_bytes"
 )
-_SIZE = ctypes.sizeof(_abi.nvte_tensor_t)
-_Blocks = [ctypes.c_char * (_SIZE * n) for n in range(7)]
+_tensor = _abi.nvte_tensor_t
+_SIZE, _DATA = ctypes.sizeof(_tensor), _tensor.data.offset
+_put_matrix, _put_pointer, _put_pointers = struct.Struct("@P3q").pack_into, struct.Struct("@P").pack_into, struct.Struct("@2P").pack_into
+_put_workspace = struct.Struct("@PQ").pack_into
+# What the formats above write in one go.
+assert [_tensor.rows.offset, _tensor.cols.offset, _tensor.ld.offset] == [_DATA + 8, _DATA + 16, _DATA + 24]
+_FWD_STATISTICS, _BWD_STATISTICS = _abi.nvte_norm_fwd_args_t.mu.offset, _abi.nvte_norm_bwd_args_t.mu.offset
+_BWD_WORKSPACE = _abi.nvte_norm_bwd_args_t.workspace.offset
+assert _abi.nvte_norm_fwd_args_t.rsigma.offset == _FWD_STATISTICS + 8 and _abi.nvte_norm_bwd_args_t.rsigma.offset == _BWD_STATISTICS + 8
 _float32, _is_grad_enabled = torch.float32, torch.is_grad_enabled
 _workspaces = {}
 
 
-def _matrix(t, rows, cols, ld):
-    return pack_tensor(NUMBERS[t.dtype], 0, 0, t.data_ptr() or nowhere(t), rows, cols, ld, 0, 0, 0, 0, 0, 0, 0, 0)
+class _Frames(threading.local):
+    """Arguments of calls in this thread, by what stays the same from call to call."""
+
+    def __init__(self):
+        self.forward, self.backward = {}, {}
 
 
-def _in_memory(parts):
-    """The structs that are there, one after the other: (what holds them, address of each or 0)."""
-    present = [p for p in parts if p is not None]
-    held = _Blocks[len(present)].from_buffer_copy(b"".join(present))
-    at, addresses = ctypes.addressof(held), []
-    for p in parts:
-        if p is None:
-            addresses.append(0)
-        else:
-            addresses.append(at)
-            at += _SIZE
-    return held, addresses
+_frames = _Frames()
 
 
-def _parameter(t, cols):
-    return None if t is None else _matrix(t, 1, cols, cols)
+def _frame(types, cols, pack):
+    """(memory, address of the arguments, their offset): C tensors of these types (None: absent) with `cols` columns, then the arguments,
+    which `pack` makes from the tensors' addresses."""
+    size = _SIZE * len(types)
+    memory = (ctypes.c_char * (size + 128))()
+    start = ctypes.addressof(memory)
+    addresses = []
+    for i, t in enumerate(types):
+        addresses.append(0 if t is None else start + i * _SIZE)
+        if t is not None:
+            memory[i * _SIZE : (i + 1) * _SIZE] = pack_tensor(NUMBERS[t], 0, 0, 0, 1, cols, cols, 0, 0, 0, 0, 0, 0, 0, 0)
+    arguments = pack(*addresses)
+    memory[size : size + len(arguments)] = arguments
+    return memory, start + size, size
+
+
+def _type(t):
+    return None if t is None else t.dtype
 
 
 def _stream(index):
@@ -58,12 +75,24 @@ def norm_forward(x, gamma, beta, eps, zero_centered, rms, dtype, stats):
         kept = x.new_empty((1 if rms else 2, rows), dtype=_float32)
         mu = kept.data_ptr() or nowhere(kept)
         rsigma = mu if rms else mu + 4 * rows
-    held, (a, b, c, d) = _in_memory(
-        (_matrix(x2, rows, cols, ld), _parameter(gamma, cols), _parameter(beta, cols), _matrix(y, rows, cols, cols))
-    )
-    arguments = _pack_fwd(zero_centered, a, b, c, d, 0 if rms else mu or 0, rsigma or 0, eps, 0)
+    key = (x.dtype, _type(gamma), _type(beta), dtype, cols, eps, zero_centered)
+    frame = _frames.forward.get(key)
+    if frame is None:
+        frame = _frames.forward[key] = _frame(
+            key[:4], cols, lambda a, b, c, d: _pack_fwd(zero_centered, a, b, c, d, 0, 0, eps, 0)
+        )  # fmt: skip
+    memory, at, offset = frame
+    _put_matrix(memory, _DATA, x2.data_ptr() or nowhere(x2), rows, cols, ld)
+    if gamma is not None:
+        _put_pointer(memory, _SIZE + _DATA, gamma.data_ptr() or nowhere(gamma))
+    if beta is not None:
+        _put_pointer(memory, 2 * _SIZE + _DATA, beta.data_ptr() or nowhere(beta))
+    _put_matrix(memory, 3 * _SIZE + _DATA, y.data_ptr() or nowhere(y), rows, cols, cols)
+    _put_pointers(memory, offset + _FWD_STATISTICS, 0 if rms else mu or 0, rsigma or 0)
     function = lib.nvte_rmsnorm_fwd if rms else lib.nvte_layernorm_fwd
-    check(function(shared(index).handle, arguments, _stream(index)))
+    status = function(shared(index).handle, at, _stream(index))
+    if status:
+        check(status)
     return y, kept, x2
 
 
@@ -79,24 +108,34 @@ def norm_backward(how, needs, dy, x, gamma, kept):
     dgamma = like.new_empty(cols) if needs[1] else None
     dbeta = like.new_empty(cols) if needs[2] else None
     handle, stream = shared(index).handle, _stream(index)
-    at = size = 0
+    workspace = size = 0
     if dgamma is not None or dbeta is not None:
         size = _workspaces.get((index, cols))
         if size is None:
             asked = ctypes.c_uint64()
             check(lib.nvte_norm_bwd_workspace(handle, cols, ctypes.addressof(asked)))
             size = _workspaces[index, cols] = asked.value
-        at, held_memory, _ = scratch(index, stream, size, x.device)
-    held, (a, b, c, d, e, f) = _in_memory(
-        (
-            _matrix(dy2, rows, cols, lddy), _matrix(x, rows, cols, ld), _parameter(gamma, cols), _matrix(dx, rows, cols, cols),
-            _parameter(dgamma, cols), _parameter(dbeta, cols),
-        )
-    )  # fmt: skip
+        workspace, held, _ = scratch(index, stream, size, x.device)
+    key = (dy.dtype, x.dtype, _type(gamma), dx.dtype, _type(dgamma), _type(dbeta), cols, zero_centered)
+    frame = _frames.backward.get(key)
+    if frame is None:
+        frame = _frames.backward[key] = _frame(
+            key[:6], cols, lambda a, b, c, d, e, f: _pack_bwd(zero_centered, a, b, c, 0, 0, d, e, f, 0, 0)
+        )  # fmt: skip
+    memory, at, offset = frame
+    _put_matrix(memory, _DATA, dy2.data_ptr() or nowhere(dy2), rows, cols, lddy)
+    _put_matrix(memory, _SIZE + _DATA, x.data_ptr() or nowhere(x), rows, cols, ld)
+    _put_matrix(memory, 3 * _SIZE + _DATA, dx.data_ptr() or nowhere(dx), rows, cols, cols)
+    for i, t in ((2, gamma), (4, dgamma), (5, dbeta)):
+        if t is not None:
+            _put_pointer(memory, i * _SIZE + _DATA, t.data_ptr() or nowhere(t))
     mu = kept.data_ptr() or nowhere(kept)
-    arguments = _pack_bwd(zero_centered, a, b, c, 0 if rms else mu, mu if rms else mu + 4 * rows, d, e, f, at, size)
+    _put_pointers(memory, offset + _BWD_STATISTICS, 0 if rms else mu, mu if rms else mu + 4 * rows)
+    _put_workspace(memory, offset + _BWD_WORKSPACE, workspace, size)
     function = lib.nvte_rmsnorm_bwd if rms else lib.nvte_layernorm_bwd
-    check(function(handle, arguments, stream))
+    status = function(handle, at, stream)
+    if status:
+        check(status)
     return dx if needs[0] else None, dgamma, dbeta
 
 
