@@ -334,6 +334,24 @@ def test_copies_moves_and_saved_state():
             assert_same(call(x), layer(x))
 
 
+def test_other_layers_change_between_a_pass_and_its_backward():
+    """Scales of many layers lie in one array; only the layer's own pass counts for autograd."""
+    base = te.Linear(16, 24, device=DEVICE)
+    layer = copy.deepcopy(base)
+    call, x = compiled(layer), torch.randn(8, 16, device=DEVICE)
+    stored = te.Linear(16, 24, device=DEVICE).state_dict()
+    other = te.Linear(16, 24, device=DEVICE)
+    with te.autocast(recipe=DelayedScaling()):
+        y, z = call(x), base(x)
+    kept = [copy.deepcopy(layer), te.LayerNormMLP(16, 24, device=DEVICE)]
+    other.load_state_dict(stored)
+    te.reset_scaling(other)
+    y.sum().backward(), z.sum().backward()
+    assert_same([p.grad for p in layer.parameters()], [p.grad for p in base.parameters()])
+    assert_same(states(layer), states(base))
+    assert len(kept) == 2
+
+
 def test_each_thread_has_its_own_region():
     layer, x, got = te.Linear(16, 24, device=DEVICE), torch.randn(8, 16, device=DEVICE), []
     call = compiled(layer)

@@ -102,7 +102,8 @@ class Layer(torch.nn.Module):
         d = self.__dict__
         slots = d["_slots"]
         slots.owner = weakref.ref(self)
-        view = slots.scale
+        # Its own version counter: what happens to other layers' scales between a pass and its backward pass is none of this one's.
+        view = slots.scale.data
         # Captured by the compiler's own graphs as it is, not copied; no guard on its address.
         view._dynamo_static_input_type = "unguarded"
         d["_scale_view"] = view
