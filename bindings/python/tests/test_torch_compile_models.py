@@ -268,6 +268,35 @@ def test_periods_of_delayed_scaling(order):
     assert_same(follow(other, compiled(other), order, recipe, xs), follow(base, base, order, recipe, xs))
 
 
+@pytest.mark.parametrize("before", ["a backward", "no gradients"])
+def test_passes_that_begin_late_in_a_region(before):
+    """Scales wait for the backward of a pass that ran after another's backward, or in a region entered without gradients."""
+    recipe, base = DelayedScaling(amax_history_len=3), te.Linear(16, 24, device=DEVICE)
+    other = copy.deepcopy(base)
+    found = []
+    xs = [torch.randn(8, 16, device=DEVICE) * 3**i for i in range(4)]
+    for model, call in ((other, compiled(other)), (base, base)):
+        with te.autocast(recipe=recipe):
+            call(xs[0]).sum().backward()
+            if before == "a backward":
+                y = call(xs[1])
+        if before == "no gradients":
+            with torch.no_grad(), te.autocast(recipe=recipe), torch.enable_grad():
+                y = call(xs[1])
+        with te.autocast(recipe=recipe):
+            z = call(xs[2])
+        scale = model.fp8_scale.clone()
+        y.square().sum().backward(), z.sum().backward()
+        with te.autocast(recipe=recipe):
+            last = call(xs[3])
+        assert not torch.equal(model.fp8_scale, scale)
+        last.sum().backward()
+        found.append([[t.detach() for t in (y, z, last)], [p.grad for p in model.parameters()], scale])
+        te.update_scaling(model)
+    assert_same(*found)
+    assert_same(states(other), states(base))
+
+
 def test_recipes_change_between_steps():
     base = Model()
     other, counting = copy.deepcopy(base), Counting()

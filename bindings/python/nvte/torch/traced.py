@@ -69,6 +69,8 @@ def _begin(plan, scale, mode, flags, record, first, grads):
         elif inner.trains or grads:
             d["_last"] = found = inner.mode
             token = inner.token
+            if (token is None or token.started) and grads and not engine:
+                token = inner.token = region.Token()
     if found is None:
         return (plan, flags, 0, 0, 0, 0, None), None
     if owner is None:
