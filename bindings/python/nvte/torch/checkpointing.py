@@ -1,7 +1,7 @@
 """Scaling state in a state_dict: tensors only, of one size whatever the recipe.
 
-`fp8_state` is f32 [k, 2 + 1024]: scale, live amax, history (newest last). `fp8_state_header` is int32 [4]: version, k, whether a cast of the
-weights with a scale of their own is due, updates since the scales last changed.
+`fp8_state` is f32 [k, 2 + 1024]: scale, live amax, history (newest last). `fp8_state_header` is int32 [4]: version, k, whether a cast
+of the weights with a scale of their own is due, updates since the scales last changed.
 """
 
 import io

@@ -1,7 +1,7 @@
 """Layers as autograd functions: one call of the library forward, one backward.
 
-A call is described by a `run`, a tuple that `Layer._begin` makes: (plan, flags, live, scale, cache address, address of the flag that keeps a
-cached weight, token, (weights with a main_grad or None, whether the norm's output is wanted, what the addresses point into)). The token is
+A call is described by a `run`, a tuple that `Layer._begin` makes: (plan, flags, live, scale, cache address, address of the flag that
+keeps a cached weight, token, (weights with a main_grad or None, whether the norm's output is wanted, what the addresses point into)). The token is
 held by the node's ctx until its backward has run.
 """
 
@@ -263,7 +263,8 @@ def linear_backward(run, needs, dy, weight, saved, x=None):
         plan.handle,
         _pack_linear_bwd(
             _SIZE_LINEAR_BWD, flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip,
-            dy.data_ptr() or nowhere(dy), lddy, x_at, ldx, weight.data_ptr() or nowhere(weight), ldw, 0 if dx is None else dx.data_ptr() or nowhere(dx), k,
+            dy.data_ptr() or nowhere(dy), lddy, x_at, ldx, weight.data_ptr() or nowhere(weight), ldw,
+            0 if dx is None else dx.data_ptr() or nowhere(dx), k,
             dw_at, k, db_at, number, 0,
         ),
         stream,
@@ -352,8 +353,8 @@ def norm_linear_backward(run, needs, dy, dnorm, gamma, weight, saved, x):
     at, held, _ = scratch(index, stream, size, plan.where)
     arguments = _pack_norm_linear_bwd(
         flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip,
-        dy2.data_ptr() or nowhere(dy2), lddy, x_at, ldx, address(gamma), w.data_ptr() or nowhere(w), ldw, dnorm_at, ld_dnorm, address(dx), k,
-        address(dgamma), address(dbeta), address(target), k, address(db),
+        dy2.data_ptr() or nowhere(dy2), lddy, x_at, ldx, address(gamma), w.data_ptr() or nowhere(w), ldw, dnorm_at, ld_dnorm,
+        address(dx), k, address(dgamma), address(dbeta), address(target), k, address(db),
         NUMBERS[weight.dtype if target is None else target.dtype], 0,
     )  # fmt: skip
     status = plan.backward(plan.handle, arguments, stream)
@@ -445,8 +446,8 @@ def norm_mlp_backward(run, needs, dy, dnorm, gamma, w1, w2, saved, x):
     at, held, _ = scratch(index, stream, size, plan.where)
     arguments = _pack_mlp_bwd(
         flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip,
-        dy2.data_ptr() or nowhere(dy2), lddy, x_at, ldx, address(gamma), w1.data_ptr() or nowhere(w1), ld1, w2.data_ptr() or nowhere(w2), ld2,
-        dnorm_at, ld_dnorm, address(dx), k, address(dgamma), address(dbeta), address(target1), k, address(db1),
+        dy2.data_ptr() or nowhere(dy2), lddy, x_at, ldx, address(gamma), w1.data_ptr() or nowhere(w1), ld1,
+        w2.data_ptr() or nowhere(w2), ld2, dnorm_at, ld_dnorm, address(dx), k, address(dgamma), address(dbeta), address(target1), k, address(db1),
         address(target2), w2.shape[1], address(db2), NUMBERS[w1.dtype if target is None else target.dtype], 0,
     )  # fmt: skip
     status = plan.backward(plan.handle, arguments, stream)

@@ -234,8 +234,8 @@ class LayerNormMLP(_WithNorm):
     ):  # fmt: skip
         super().__init__()
         refuse(
-            "LayerNormMLP", dict(sequence_parallel=sequence_parallel, tp_group=tp_group, tp_size=tp_size, set_parallel_mode=set_parallel_mode,
-                                 get_rng_state_tracker=get_rng_state_tracker,
+            "LayerNormMLP", dict(sequence_parallel=sequence_parallel, tp_group=tp_group, tp_size=tp_size,
+                                 set_parallel_mode=set_parallel_mode, get_rng_state_tracker=get_rng_state_tracker,
                                  return_layernorm_output_gathered=return_layernorm_output_gathered, **others))  # fmt: skip
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation = {activation!r}: must be one of {', '.join(ACTIVATIONS)}")

@@ -21,7 +21,9 @@ _library.define(
     "layer_backward(Tensor dy, Tensor? dnorm, Tensor? x, Tensor?[] parameters, Tensor saved, Tensor? scale, str layer, str mode, int flags,"
     " bool record, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-_library.define("norm(Tensor x, Tensor? gamma, Tensor? beta, float eps, bool zero_centered, bool rms, ScalarType dtype) -> (Tensor, Tensor)")
+_library.define(
+    "norm(Tensor x, Tensor? gamma, Tensor? beta, float eps, bool zero_centered, bool rms, ScalarType dtype) -> (Tensor, Tensor)"
+)
 _library.define(
     "norm_backward(Tensor dy, Tensor x, Tensor? gamma, Tensor statistics, float eps, bool zero_centered, bool rms, bool[] needs)"
     " -> (Tensor, Tensor, Tensor)"
