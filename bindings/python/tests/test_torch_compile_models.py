@@ -298,7 +298,7 @@ def test_passes_that_begin_late_in_a_region(before):
 
 
 def test_recipes_change_between_steps():
-    base = Model()
+    base = te.LayerNormMLP(16, 24, device=DEVICE)
     other, counting = copy.deepcopy(base), Counting()
     call = compiled(other, counting)
     for recipe in (None, DelayedScaling(), Float8CurrentScaling(), None, DelayedScaling(fp8_format="E4M3")):
@@ -475,7 +475,7 @@ def test_second_derivatives_are_refused():
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_plain_checkpoint_round_a_compiled_block_raises(reentrant):
-    model = Model()
+    model = te.LayerNormLinear(16, 24, device=DEVICE)
     call, x = compiled(model), torch.randn(12, 16, device=DEVICE, requires_grad=True)
     with te.autocast(recipe=DelayedScaling()):
         y = checkpoint(call, x, use_reentrant=reentrant)
@@ -486,7 +486,7 @@ def test_plain_checkpoint_round_a_compiled_block_raises(reentrant):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_plain_checkpoint_inside_a_compiled_function(recipe):
     """Passes one after the other: the compiler recomputes within the backward pass."""
-    base, recipe = Model(), RECIPES[recipe]()
+    base, recipe = te.LayerNormMLP(16, 24, device=DEVICE), RECIPES[recipe]()
     other = copy.deepcopy(base)
     call = compiled(lambda x: checkpoint(other, x, use_reentrant=False))
     xs = [(torch.randn(12, 16, device=DEVICE) * (i + 1)).requires_grad_() for i in range(3)]
@@ -494,7 +494,7 @@ def test_plain_checkpoint_inside_a_compiled_function(recipe):
 
 
 def test_plain_checkpoint_without_a_recipe():
-    base = Model()
+    base = te.LayerNormLinear(16, 24, device=DEVICE)
     other = copy.deepcopy(base)
     call, x = compiled(other), torch.randn(12, 16, device=DEVICE, requires_grad=True)
     checkpoint(call, x, use_reentrant=False).sum().backward()
