@@ -3,7 +3,7 @@
 use super::{pad, Linear};
 use crate::tensor::Ptr;
 
-/// Pieces start at multiples of this.
+/// Pieces start at multiples of this from the base: what was written in one place is found when it was moved to another.
 const UNIT: u64 = 256;
 
 /// Memory that is being handed out front to back, and the linear bound of what was handed out so far.
@@ -22,16 +22,15 @@ impl Arena {
 
     /// Places in memory that starts at `base`, for this many tokens.
     pub(super) fn place(base: Ptr, tokens: i64) -> Self {
-        Self { base: base.0.next_multiple_of(UNIT), tokens, offset: 0, bound: Linear::default() }
+        Self { base: base.0, tokens, offset: 0, bound: Linear::default() }
     }
 
     fn take(&mut self, bytes: u64, bound: Linear) -> Ptr {
         let at = Ptr(self.base + self.offset);
-        // The first piece pays for aligning the base, each for the gap behind it.
-        let gap = if self.bound == Linear::default() { 2 * UNIT } else { UNIT };
         self.offset = (self.offset + bytes).next_multiple_of(UNIT);
         self.bound.per_token += bound.per_token;
-        self.bound.fixed += bound.fixed + gap;
+        // Each piece pays for the gap behind it.
+        self.bound.fixed += bound.fixed + UNIT;
         at
     }
 

@@ -5,7 +5,6 @@ keeps a cached weight, token, (weights with a main_grad or None, whether the nor
 held by the node's ctx until its backward has run.
 """
 
-import ctypes
 import math
 
 import torch
@@ -94,26 +93,18 @@ def _check_width(x, width, what="in_features"):
         raise ValueError(f"input: the last dimension of {tuple(x.shape)} must be {what} = {width}")
 
 
-def aligned(like, size):
-    """(bytes, address): where parts of `saved` lie follows from its address, so that starts at a multiple of 256 on every device."""
+def saved_room(like, size):
+    """(bytes, address) for what forward leaves to backward; (None, 0) where that is nothing."""
+    if not size:
+        return None, 0
     saved = like.new_empty(size, dtype=_bytes)
-    at = saved.data_ptr()
-    if at & 255:
-        # The CPU's memory; CUDA's is aligned. Not a slice: compiled code expects tensors that begin where their memory does.
-        memory = bytearray(b"\xff") * (size + 255)
-        shift = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) & 255
-        saved = torch.frombuffer(memory, dtype=_bytes, count=size, offset=shift)
-        at = saved.data_ptr()
-    return saved, at
+    return saved, saved.data_ptr()
 
 
 def realigned(saved):
-    """(bytes, address) of what forward saved, which a hook may have copied to anywhere."""
-    at = saved.data_ptr()
-    if at & 255:
-        copy, at = aligned(saved, saved.numel())
-        return copy.copy_(saved), at
-    return saved, at
+    """(bytes, address) of what forward saved and a hook has put at an odd address."""
+    saved = saved.clone()
+    return saved, saved.data_ptr()
 
 
 def main_grad_of(w):
@@ -197,8 +188,6 @@ def linear_forward(x, weight, bias, run):
     if saved_bytes:
         saved = x.new_empty(saved_bytes, dtype=_bytes)
         saved_at = saved.data_ptr()
-        if saved_at & 255:
-            saved, saved_at = aligned(x, saved_bytes)
     else:
         saved, saved_at = None, 0
     status = plan.forward(
@@ -252,11 +241,9 @@ def linear_backward(run, needs, dy, weight, saved, x=None):
     else:
         weight, ldw = weight_of(weight)
     saved_bytes, size = per_token * tokens + fixed, w_per_token * tokens + w_fixed
-    saved_at = 0
-    if saved is not None:
-        saved_at = saved.data_ptr()
-        if saved_at & 255:
-            saved, saved_at = realigned(saved)
+    saved_at = 0 if saved is None else saved.data_ptr()
+    if saved_at & 15:
+        saved, saved_at = realigned(saved)
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
     status = plan.backward(
@@ -310,7 +297,7 @@ def norm_linear_forward(x, gamma, beta, weight, bias, run):
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
-    saved, saved_at = aligned(x, saved_bytes) if saved_bytes else (None, 0)
+    saved, saved_at = saved_room(x, saved_bytes)
     arguments = _pack_norm_linear_fwd(
         flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or nowhere(x2), ldx,
         address(gamma), address(beta), w.data_ptr() or nowhere(w), ldw, address(bias), y.data_ptr() or nowhere(y), n, address(norm_out), k,
@@ -347,7 +334,9 @@ def norm_linear_backward(run, needs, dy, dnorm, gamma, weight, saved, x):
             dnorm_at = dnorm.data_ptr() or nowhere(dnorm)
     gamma = _vector(gamma)
     saved_bytes, size = _room(run, tokens, False)
-    saved, saved_at = (None, 0) if saved is None else realigned(saved)
+    saved_at = 0 if saved is None else saved.data_ptr()
+    if saved_at & 15:
+        saved, saved_at = realigned(saved)
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
@@ -399,7 +388,7 @@ def norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run):
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
-    saved, saved_at = aligned(x, saved_bytes) if saved_bytes else (None, 0)
+    saved, saved_at = saved_room(x, saved_bytes)
     arguments = _pack_mlp_fwd(
         flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or nowhere(x2), ldx,
         address(gamma), address(beta), w1.data_ptr() or nowhere(w1), ld1, address(b1), w2.data_ptr() or nowhere(w2), ld2, address(b2),
@@ -440,7 +429,9 @@ def norm_mlp_backward(run, needs, dy, dnorm, gamma, w1, w2, saved, x):
     gamma = _vector(gamma)
     target = target1 if target1 is not None else target2
     saved_bytes, size = _room(run, tokens, False)
-    saved, saved_at = (None, 0) if saved is None else realigned(saved)
+    saved_at = 0 if saved is None else saved.data_ptr()
+    if saved_at & 15:
+        saved, saved_at = realigned(saved)
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
