@@ -136,15 +136,22 @@ def test_shapes_and_strides(name, recipe):
         y.sum().backward()
         return y, x.grad, *[p.grad for p in layer.parameters()]
 
+    def alike(a, b):
+        """The CPU gives the same bits. Kernels of a GPU for other alignments add up in another order: a code may be its neighbour."""
+        if DEVICE == "cpu":
+            return assert_same(a, b)
+        for p, q in zip(*[(t,) if torch.is_tensor(t) else t for t in (a, b)]):
+            assert distance(p, q) < (1e-5 if recipe is None else 2e-2)
+
     plain = run(base)
     wide = torch.zeros(17, 2 * k + 3, device=DEVICE)
     wide[:, 2 : k + 2] = base
-    assert_same(run(wide[:, 2 : k + 2]), plain)
-    assert_same(run(base.t().contiguous().t()), plain)
+    alike(run(wide[:, 2 : k + 2]), plain)
+    alike(run(base.t().contiguous().t()), plain)
     odd = torch.empty(17 * k + 1, device=DEVICE)[1:].view(17, k).copy_(base)
-    assert_same(run(odd), plain)
-    assert_same(run(base[:1].expand(17, k)), run(base[:1].repeat(17, 1)))
-    assert_same(run(base.view(1, 17, 1, k))[0].flatten(0, 2), plain[0])
+    alike(run(odd), plain)
+    alike(run(base[:1].expand(17, k)), run(base[:1].repeat(17, 1)))
+    alike(run(base.view(1, 17, 1, k))[0].flatten(0, 2), plain[0])
     y, dx, *grads = run(base[:0])
     assert y.shape == (0, plain[0].shape[1]) and dx.shape == (0, k)
     assert all((g == 0).all() for g in grads)
