@@ -347,7 +347,11 @@ def test_hooks_that_move_saved_tensors(name):
             y = layer(x)
         y.square().sum().backward()
         results.append(gradients(layer, x))
-    assert_same(*results)
+    if DEVICE == "cpu":
+        return assert_same(*results)
+    # Kernels for another alignment add up in another order.
+    for n, g in results[0].items():
+        assert distance(results[1][n], g) < 1e-5, n
 
 
 def test_tensors_without_data_are_refused():

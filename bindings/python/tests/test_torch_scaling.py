@@ -394,7 +394,7 @@ def test_shares_that_saturate_or_vanish(recipe):
     got = s["0"]["x"]
     if recipe.delayed():
         v = x.detach() * scale[0]
-        assert got.saturated == (v.abs() > 448).sum().item() / x.numel() > 0
+        assert got.saturated == (v.abs() > 464).sum().item() / x.numel() > 0
         assert got.flushed == ((v.abs() <= 2.0**-10) & (v != 0)).sum().item() / x.numel() > 0
     else:
         assert got.saturated == 0 and got.flushed > 0
@@ -481,6 +481,8 @@ def test_layers_are_the_composition_of_their_casts(name, fp8_format):
     want, p = composed(layer, x64, scale, "e5m2" if fp8_format == "HYBRID" else "e4m3")
     want.backward(dy.double())
     # Codes of what the layer makes inside may fall to the other side of a tie.
-    assert distance(y, want) < 5e-3 and distance(x.grad, x64.grad) < 1e-2
+    # On a GPU more codes are the neighbours of those that f64 gives.
+    most = 5e-3 if DEVICE == "cpu" else 2e-2
+    assert distance(y, want) < most and distance(x.grad, x64.grad) < 2 * most
     for n, q in layer.named_parameters():
-        assert distance(q.grad, p[n].grad) < 1e-2, n
+        assert distance(q.grad, p[n].grad) < 2 * most, n

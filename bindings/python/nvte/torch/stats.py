@@ -8,6 +8,8 @@ from .layer import Layer
 from .plans import SCALE_DUE, SCALE_KEEP
 
 _TYPES = {448.0: torch.float8_e4m3fn, 57344.0: torch.float8_e5m2}
+#: Magnitudes from here on round beyond the format's largest value.
+_BEYOND = {448.0: 464.00003, 57344.0: 61440.0}
 _NAMES = {3: ("x", "weight", "dy"), 6: ("x1", "w1", "x2", "w2", "dy2", "dy1")}
 
 
@@ -22,7 +24,7 @@ class Shares:
         v = t.detach().float() * scale
         codes = v.clamp(-largest, largest).to(_TYPES[largest])
         flushed = (codes.float() == 0) & (t != 0)
-        saturated = v.abs() > largest
+        saturated = v.abs() >= _BEYOND[largest]
         self.counts += torch.stack([torch.full((), t.numel(), device=t.device), saturated.sum(), flushed.sum()])
 
     @property
@@ -32,7 +34,7 @@ class Shares:
 
     @property
     def saturated(self):
-        """Share whose magnitude exceeded the format's largest value."""
+        """Share whose magnitude would have rounded beyond the format's largest value."""
         return int(self.counts[1]) / max(self.elements, 1)
 
     @property

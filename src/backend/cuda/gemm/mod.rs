@@ -108,7 +108,10 @@ pub(super) unsafe fn gemm(backend: &CudaBackend, p: &Problem, stream: Stream) ->
     };
     if let (Plan::CublasLt(plan), Some(Some(handle))) = (&*plan, state.handle.get()) {
         if stream.is_prepare() {
-            return warm_up(&queue, plan, handle.0, p);
+            warm_up(&queue, plan, handle.0, p)?;
+            // And the kernel that serves where cuBLASLt refuses after all.
+            // SAFETY: nothing is enqueued.
+            return unsafe { own::run(&queue, &fitting(backend, p)?) };
         }
         // SAFETY: forwarded contract; the workspace was checked against `workspace`.
         match unsafe { plan.run(handle.0, p, stream.0)? } {
@@ -166,7 +169,11 @@ fn warm_up(queue: &Queue<'_>, plan: &LtPlan, handle: Handle, p: &Problem) -> Res
     unsafe {
         let mut done = driver.check("cuStreamCreate", (driver.stream_create)(&mut stream, NON_BLOCKING));
         if done.is_ok() {
-            done = plan.run(handle, &trial, stream).map(drop);
+            done = plan.run(handle, &trial, stream).map(|outcome| {
+                if let Outcome::Refused(code) = outcome {
+                    debug::log(1, || format!("gemm {}: cuBLASLt refuses to run it ahead ({code})", text(p)));
+                }
+            });
             (driver.stream_synchronize)(stream);
             (driver.stream_destroy)(stream);
         }
