@@ -9,6 +9,7 @@ from .. import recipe as recipes
 from . import state
 
 graph_task = torch._C._current_graph_task_id
+_is_compiling = torch.compiler.is_compiling
 is_grad_enabled = torch.is_grad_enabled
 
 
@@ -66,12 +67,26 @@ modes_by_text = {}
 _default = recipes.DelayedScaling()
 
 
+#: The last answer of `mode_of`, with what it was asked: programs enter the same region again and again.
+_recent = (None,) * 6
+
+
 def mode_of(enabled, recipe, calibrating, group):
     """The mode of a region; None: high precision."""
+    global _recent
     if not enabled and not calibrating:
         return None
     if recipe is None:
         recipe = _default
+    last, values, *rest, mode = _recent
+    if recipe is last and rest == [enabled, calibrating, group] and recipe.__dict__ == values:
+        return mode
+    mode = _find_mode(enabled, recipe, calibrating, group)
+    _recent = (recipe, dict(recipe.__dict__), enabled, calibrating, group, mode)
+    return mode
+
+
+def _find_mode(enabled, recipe, calibrating, group):
     key = (type(recipe), *recipe.__dict__.values())
     spec = _specs.get(key)
     if spec is None:
@@ -137,7 +152,7 @@ class autocast:
 
     def __enter__(self):
         global _failed
-        if torch.compiler.is_compiling():
+        if _is_compiling():
             raise RuntimeError("nvte.torch.autocast cannot be entered inside a compiled function: put the region round the call of it")
         mode = mode_of(self.enabled, self.recipe, self.calibrating, self.group)
         parent = local.region

@@ -15,6 +15,8 @@ from .. import _abi
 from .._library import check, lib, packer
 from ..context import shared
 
+#: Whether there are ranks to agree with.
+distributed = torch.distributed.is_initialized if torch.distributed.is_available() else lambda: False
 #: Slots of a chunk.
 SLOTS = 1024
 #: Older amaxes kept per slot; a window is at most that and the live one.
@@ -138,7 +140,7 @@ class Device:
         for chunk in chunks:
             if chunk.dirty:
                 chunk.plan()
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if distributed():
             self.reduce(chunks)
         stream = 0 if self.stream is None else self.stream(self.index)
         for chunk in chunks:
@@ -182,7 +184,7 @@ def _reduce(groups):
 def update_of(all_slots):
     """Ends the period of these slots alone."""
     used = [s for s in all_slots if s is not None and s.spec is not None]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if distributed():
         groups = {}
         for slots in used:
             groups.setdefault((slots.group, slots.index), []).append(slots.live)

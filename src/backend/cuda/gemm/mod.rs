@@ -146,6 +146,8 @@ fn warm_up(queue: &Queue<'_>, plan: &LtPlan, handle: Handle, p: &Problem) -> Res
         p.m as u64 * p.ldd as u64 * p.d_dtype.size() as u64,
         if own_c { p.m as u64 * p.ldc as u64 * p.c_dtype.size() as u64 } else { 0 },
         p.n as u64 * 4,
+        // Two scales.
+        8,
         cublaslt::scratch(p) + 240,
     ]
     .map(|bytes| bytes.next_multiple_of(256));
@@ -156,12 +158,16 @@ fn warm_up(queue: &Queue<'_>, plan: &LtPlan, handle: Handle, p: &Problem) -> Res
         return Ok(());
     }
     let mut end = memory;
-    let [a, b, d, c, bias, workspace] = sizes.map(|bytes| {
+    let [a, b, d, c, bias, scales, workspace] = sizes.map(|bytes| {
         end += bytes;
         Ptr(end - bytes)
     });
     let mut trial = *p;
-    (trial.a.data, trial.a.scale_inv, trial.b.data, trial.b.scale_inv) = (a, Ptr::NULL, b, Ptr::NULL);
+    (trial.a.data, trial.b.data) = (a, b);
+    // Given or not as in the call itself: it may decide what cuBLASLt takes.
+    for (o, at) in [(&mut trial.a, scales), (&mut trial.b, scales.offset(4))] {
+        o.scale_inv = if o.scale_inv.is_null() { Ptr::NULL } else { at };
+    }
     (trial.d, trial.c, trial.workspace) = (d, if own_c { c } else { d }, workspace);
     trial.bias = if p.bias.is_null() { Ptr::NULL } else { bias };
     const NON_BLOCKING: u32 = 1;
