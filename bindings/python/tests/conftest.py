@@ -1,6 +1,9 @@
 """The back end under test, fresh random data, oracles that share no code with the library."""
 
+import atexit
 import os
+import shutil
+import tempfile
 import time
 
 import ml_dtypes
@@ -8,6 +11,10 @@ import numpy as np
 import pytest
 
 BACKEND = os.environ.get("NVTE_TEST_BACKEND", "cpu")
+# Code that torch compiled for another state of the library is not taken from a cache.
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="nvte-inductor-")
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 NUMPY = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),

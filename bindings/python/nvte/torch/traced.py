@@ -8,6 +8,7 @@ layers share what was compiled. A region's token lives as long as the tensor sav
 
 import torch
 
+from .._version import __version__
 from . import functions, norms, region
 from .plans import CALIBRATE, NEEDS_DNORM, NEEDS_DX, plan_for
 from .state import by_address
@@ -34,8 +35,8 @@ _PARTS = {"linear": (2, (0,)), "layernorm_linear": (4, (2,)), "layernorm_mlp": (
 
 
 def register(kind, dims, norm, activation):
-    """The text that stands for a description in compiled code."""
-    text = f"{kind} {dims} {norm} {activation}"
+    """The text that stands for a description in compiled code, which compilers keep on disk: with the version that its sizes belong to."""
+    text = f"{kind} {dims} {norm} {activation} {__version__}"
     _layers.setdefault(text, (kind, dims, norm, activation))
     return text
 
