@@ -1,5 +1,7 @@
 """Captured layers: make_graphed_callables with the arguments of NVIDIA's library."""
 
+import weakref
+
 import torch
 
 from . import region, state
@@ -144,6 +146,11 @@ def make_graphed_callables(
         for layer in layers:
             layer.__dict__.update(_skip=None, _cache=None if skip is not None else layer._cache)
         snapshot.restore()
+    for c in callables:
+        if isinstance(c, torch.nn.Module):
+            for p in c.parameters():
+                if p.requires_grad:
+                    _keep_apart(p)
     made = []
     for c, g, original, order in zip(callables, graphed, originals, names):
         replay = g.forward if isinstance(g, torch.nn.Module) else g
@@ -152,6 +159,17 @@ def make_graphed_callables(
             c.forward = call
         made.append(c if isinstance(c, torch.nn.Module) else call)
     return tuple(made) if many else made[0]
+
+
+def _keep_apart(parameter):
+    """A first gradient is copied: autograd would make the graph's own memory the parameter's `grad`, and the next replay writes there."""
+    held = weakref.ref(parameter)
+
+    def first_is_copied(grad):
+        p = held()
+        return grad.clone() if p is None or p.grad is None else grad
+
+    parameter.register_hook(first_is_copied)
 
 
 class _Captured:
