@@ -75,7 +75,6 @@ table! {
     memcpy_dtoh = c"cuMemcpyDtoH_v2": fn(*mut c_void, u64, usize);
     memset_d8_async = c"cuMemsetD8Async": fn(u64, u8, usize, Handle);
     memset_2d_d8_async = c"cuMemsetD2D8Async": fn(u64, usize, u8, usize, usize, Handle);
-    memset_d32_async = c"cuMemsetD32Async": fn(u64, c_uint, usize, Handle);
     event_create = c"cuEventCreate": fn(*mut Handle, c_uint);
     event_record = c"cuEventRecord": fn(Handle, Handle);
     event_synchronize = c"cuEventSynchronize": fn(Handle);

@@ -92,19 +92,6 @@ impl<'a> Queue<'a> {
         driver.check(entry, unsafe { (driver.launch_kernel_ex)(&config, f.0, arguments.as_mut_ptr(), std::ptr::null_mut()) })
     }
 
-    /// Sets `words` 32-bit words at `to`, in stream order.
-    ///
-    /// # Safety
-    /// The range is live device memory.
-    #[allow(dead_code)]
-    pub(crate) unsafe fn fill_words(&self, to: u64, word: u32, words: usize) -> Result<()> {
-        if self.stream.is_prepare() || words == 0 {
-            return Ok(());
-        }
-        // SAFETY: by contract.
-        self.backend.driver.check("cuMemsetD32Async", unsafe { (self.backend.driver.memset_d32_async)(to, word, words, self.stream.0) })
-    }
-
     /// Multiprocessors of the device.
     pub(crate) fn multiprocessors(&self) -> u32 {
         self.backend.capability.multiprocessors as u32
