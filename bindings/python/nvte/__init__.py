@@ -24,6 +24,7 @@ from ._version import __version__
 from .context import PREPARE, Capability, Context, shared_context
 from .dtypes import DType, as_dtype, bfloat16, float8_e4m3, float8_e5m2, float16, float32
 from .tensor import Fp8Tensor
+from .worthwhile import fp8_worthwhile
 
 __all__ = [
     "ArgumentError",
@@ -45,6 +46,7 @@ __all__ = [
     "float32",
     "float8_e4m3",
     "float8_e5m2",
+    "fp8_worthwhile",
     "info",
     "library_version",
     "ops",

@@ -12,9 +12,10 @@ import torch as _torch  # noqa: F401
 
 from .. import recipe
 from ..recipe import DelayedScaling, Float8CurrentScaling, Format
+from ..worthwhile import fp8_worthwhile
 from .checkpoint import checkpoint, checkpoint_contexts
 from .graphs import make_graphed_callables
-from .info import fp8_worthwhile, get_default_recipe, is_bf16_available, is_fp8_available
+from .info import get_default_recipe, is_bf16_available, is_fp8_available
 from .modules import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from .region import autocast, fp8_autocast, is_fp8_enabled, reset_scaling, update_scaling
 from .stats import collect_stats
