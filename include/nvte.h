@@ -324,7 +324,8 @@ typedef struct nvte_context_options_t {
 } nvte_context_options_t;
 
 // A CUstream / cudaStream_t (NULL: the legacy default stream). CPU contexts ignore it. NVTE_STREAM_PREPARE is no stream: a call
-// with it checks its arguments, compiles and loads what it will need, and enqueues nothing.
+// with it checks its arguments, compiles and loads what it will need, and enqueues nothing on a stream of yours. (cuBLASLt loads a kernel
+// when it first runs: a product is run once, on memory of its size and a stream that the library makes and frees, and waited for.)
 typedef void *nvte_stream_t;
 
 // Receives one line of what NVTE_DEBUG asks for; user is what was given with it. May be called from any thread.

@@ -94,7 +94,8 @@ pub struct nvte_context {
 pub type nvte_context_t = *mut nvte_context;
 
 /// A CUstream / cudaStream_t (NULL: the legacy default stream). CPU contexts ignore it. NVTE_STREAM_PREPARE is no stream: a call
-/// with it checks its arguments, compiles and loads what it will need, and enqueues nothing.
+/// with it checks its arguments, compiles and loads what it will need, and enqueues nothing on a stream of yours. (cuBLASLt loads a kernel
+/// when it first runs: a product is run once, on memory of its size and a stream that the library makes and frees, and waited for.)
 pub type nvte_stream_t = *mut c_void;
 
 /// A matrix in the caller's memory, row-major, and what travels beside FP8 codes.
