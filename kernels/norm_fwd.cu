@@ -1,8 +1,6 @@
-// LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward: y = (x - mean) * rsigma * weight + beta, one row after the other. Tensors and
-// statistics: common/norm_fwd.cuh. Long rows of LayerNorm have a kernel of their own, norm_fwd_ring.cu.
+// LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward for rows of any length and alignment: y = (x - mean) * rsigma * weight + beta, one row
+// after the other. Tensors and statistics: common/norm_fwd.cuh. Rows that fit registers have a kernel of their own, norm_fwd_row.cu.
 //
-//   norm_fwd_row        the row lives in registers, 4 vectors of 16 bytes a thread: one warp per row and four rows per block, or
-//                       one block of up to 24 (LayerNorm: 20) warps per row. x is read once; what is under way comes from many blocks a multiprocessor.
 //   norm_fwd_loop_vec   one block per row, of any length; x is read again for each pass, from L1 or L2 then
 //   norm_fwd_loop       the same element by element, for any length and alignment
 //   norm_fwd_transposed FP8, transposed only: one block per 64 rows; statistics, then tiles of 64 x 64 through shared memory. (Both
@@ -10,10 +8,9 @@
 //
 // Bytes moved per element: sizeof(X) + sizeof(y); the transposed kernel reads x twice (three times for LayerNorm), in part from L2.
 //
-// KERNEL chooses: 0 the first, 1 the loops, 2 the transposed one, so that only what is needed is compiled.
+// KERNEL chooses: 0 the loops, 1 the transposed one, so that only what is needed is compiled.
 #include "common/norm_fwd.cuh"
 
-#define SLOTS 4
 #define TILE 64
 
 DEVICE float normalised(float x, const Stats &s) { return RMS ? x * s.rsigma : ((x - s.centre) - s.rest) * s.rsigma; }
@@ -36,86 +33,6 @@ template <int W> DEVICE void affine(const Args &a, float (&v)[W], i64 i) {
   }
 }
 
-DEVICE u32 element_size(int dt) { return dt == DT_F32 ? 4 : is_fp8(dt) ? 1 : 2; }
-
-#if KERNEL == 0
-// ---------------------------------------------------------------- the row in registers
-// LayerNorm keeps more, and has no registers to spare at 768 threads.
-#define ROW_THREADS (RMS ? 768 : 640)
-
-// hidden is a multiple of N, at most SLOTS * N * 32 * warps; everything is aligned for vectors. Four warps where `warps` is 1.
-extern "C" __global__ void __launch_bounds__(ROW_THREADS) norm_fwd_row(const Args a) {
-  __shared__ float part[2][32];
-  __shared__ Pair part2[32];
-  const auto barrier = [] { __syncthreads(); };
-  const bool alone = a.warps == 1;  // each warp has rows of its own, and no barrier is met inside the loop
-  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, T = a.warps * 32, t = alone ? lane : threadIdx.x;
-  const u32 vectors = (u32)a.hidden / N;
-  const i64 per_block = alone ? blockDim.x >> 5 : 1;
-  const float inv_n = 1.0f / (float)a.hidden, scale = read_scale(a);
-  const i64 y_stride = a.ldy * element_size(a.y_dt);
-  float amax = 0.0f;
-  u32 turn = 0;
-  for (i64 row = blockIdx.x * per_block + (alone ? warp : 0); row < a.rows; row += gridDim.x * per_block, turn ^= 1) {
-    const TX *x = a.x + row * a.ldx;
-    Vec16 v[SLOTS];
-    float f[N];
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i)
-      if (i * T + t < vectors) v[i] = ld16_stream(x + (i * T + t) * N);
-    float sum = 0.0f, squares = 0.0f, centre = 0.0f;
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i)
-      if (i * T + t < vectors) {
-        unpack<X>(v[i], f);
-#pragma unroll
-        for (int k = 0; k < N; k += 2) sum += RMS ? f[k] * f[k] + f[k + 1] * f[k + 1] : f[k] + f[k + 1];
-      }
-    // RMSNorm meets one barrier a row: it takes turns with two buffers. LayerNorm meets two, which keep `part` and `part2` apart.
-    sum = row_sum(sum, part[RMS ? turn : 0], warp, a.warps, barrier);
-    if (RMS) {
-      squares = sum;
-    } else {
-      centre = sum * inv_n;
-      sum = 0.0f;
-#pragma unroll
-      for (int i = 0; i < SLOTS; ++i)
-        if (i * T + t < vectors) {
-          unpack<X>(v[i], f);
-#pragma unroll
-          for (int k = 0; k < N; ++k) {
-            float d = f[k] - centre;
-            sum += d;
-            squares += d * d;
-          }
-        }
-      row_sum2(sum, squares, part2, warp, a.warps, barrier);
-    }
-    const Stats s = finish(centre, sum, squares, inv_n, a.eps);
-    if (t == 0) put_stats(a, row, s);
-    u8 *y = a.y + row * y_stride;
-#pragma unroll
-    for (int i = 0; i < SLOTS; ++i)
-      if (i * T + t < vectors) {
-        const u32 at = (i * T + t) * N;
-        unpack<X>(v[i], f);
-#pragma unroll
-        for (int k = 0; k < N; ++k) f[k] = normalised(f[k], s);
-        affine<N>(a, f, at);
-        with_type(a.y_dt, [&](auto type) {
-          constexpr int DT = decltype(type)::value;
-          if (DT >= DT_E4M3) {
-#pragma unroll
-            for (int k = 0; k < N; ++k) amax = max_nan(amax, f[k]);
-          }
-          store_vector<DT>(y, at, f, scale);
-        });
-      }
-  }
-  put_amax(a, bits_of(amax), (u32 *)part[0]);
-}
-
-#else
 // ---------------------------------------------------------------- rows of any length
 // f(values, column) for every vector or element that thread t of T owns.
 template <bool VEC, int UNROLL = 4, class F> DEVICE void each(const TX *x, i64 n, u32 t, u32 T, F f) {
@@ -160,8 +77,7 @@ DEVICE float total(const float (&s)[LANES]) { return ((s[0] + s[1]) + (s[2] + s[
 
 // Statistics of a row by T threads; buffers as for row_sum, with `turn` changing from row to row.
 template <bool VEC, class Sync>
-DEVICE Stats row_stats(const TX *x, i64 hidden, float eps, u32 t, u32 T, float (*part)[32], Pair *part2, u32 turn, Sync barrier) {
-  const float inv_n = 1.0f / (float)hidden;
+DEVICE Stats row_stats(const TX *x, i64 hidden, float inv_n, float eps, u32 t, u32 T, float (*part)[32], Pair *part2, u32 turn, Sync barrier) {
   float sums[LANES] = {};
   each_to_sum<VEC>(x, hidden, t, T, [&](auto &v) {
 #pragma unroll
@@ -184,7 +100,7 @@ DEVICE Stats row_stats(const TX *x, i64 hidden, float eps, u32 t, u32 T, float (
   return finish(centre, rest, square, inv_n, eps);
 }
 
-#if KERNEL == 1
+#if KERNEL == 0
 template <bool VEC> DEVICE void loop(const Args &a) {
   __shared__ float part[2][32];
   __shared__ Pair part2[32];
@@ -194,7 +110,7 @@ template <bool VEC> DEVICE void loop(const Args &a) {
   u32 amax = 0, turn = 0;
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
     const TX *x = a.x + row * a.ldx;
-    const Stats s = row_stats<VEC>(x, a.hidden, a.eps, threadIdx.x, blockDim.x, part, part2, turn, [] { __syncthreads(); });
+    const Stats s = row_stats<VEC>(x, a.hidden, a.inv_n, a.eps, threadIdx.x, blockDim.x, part, part2, turn, [] { __syncthreads(); });
     if (threadIdx.x == 0) put_stats(a, row, s);
     u8 *y = a.y + row * y_stride;
     each<VEC, VEC ? 1 : 4>(x, a.hidden, threadIdx.x, blockDim.x, [&](auto &v, i64 i) {
@@ -231,8 +147,8 @@ extern "C" __global__ void __launch_bounds__(256) norm_fwd_transposed(const Args
   for (u32 r = warp; r < TILE && row0 + r < a.rows; r += 8) {
     const TX *x = a.x + (row0 + r) * a.ldx;
     const auto nothing = [] {};
-    const Stats s = a.warps ? row_stats<true>(x, a.hidden, a.eps, lane, 32, nullptr, nullptr, 0, nothing)
-                            : row_stats<false>(x, a.hidden, a.eps, lane, 32, nullptr, nullptr, 0, nothing);
+    const Stats s = a.warps ? row_stats<true>(x, a.hidden, a.inv_n, a.eps, lane, 32, nullptr, nullptr, 0, nothing)
+                            : row_stats<false>(x, a.hidden, a.inv_n, a.eps, lane, 32, nullptr, nullptr, 0, nothing);
     if (lane == 0) {
       stats[r] = s;
       if (blockIdx.y == 0) put_stats(a, row0 + r, s);
@@ -263,5 +179,4 @@ extern "C" __global__ void __launch_bounds__(256) norm_fwd_transposed(const Args
   }
   put_amax(a, amax, part);
 }
-#endif
 #endif

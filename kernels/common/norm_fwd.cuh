@@ -23,9 +23,11 @@ struct Args {
   const float *scale;
   float *scale_inv, *amax;
   i64 rows, hidden;
-  float eps;
-  int gamma_dt, beta_dt, y_dt, zero_centered, warps, stages;
+  float eps, inv_n;
+  int gamma_dt, beta_dt, y_dt, zero_centered, warps, slots;
 };
+
+DEVICE u32 element_size(int dt) { return dt == DT_F32 ? 4 : is_fp8(dt) ? 1 : 2; }
 
 struct Stats { float centre, rest, rsigma; };
 

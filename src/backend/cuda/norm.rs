@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_fwd_ring.cu`, `norm_bwd.cu` and
+//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_fwd_row.cu`, `norm_bwd.cu` and
 //! `norm_bwd_any.cu` runs, and how.
 
 use super::{
@@ -49,11 +49,13 @@ fn parameter(p: &Option<TensorView>) -> (Ptr, i32) {
 pub(super) fn variants() -> Vec<Variant> {
     let mut all = vec![Variant::of(&Any::Dx)];
     for dtype in HIGH {
-        for octets in RING_OCTETS {
-            all.push(Variant::of(&RingSpec { x: dtype, octets, smem: 0 }));
-        }
         for norm in [Norm::Layer, Norm::Rms] {
-            for kernel in [Forward::Row, Forward::Loop, Forward::Transposed] {
+            for octets in ROW_OCTETS {
+                for fp8 in [false, true] {
+                    all.push(Variant::of(&RowSpec { x: dtype, norm, fp8, octets }));
+                }
+            }
+            for kernel in [Forward::Loop, Forward::Transposed] {
                 all.push(Variant::of(&ForwardSpec { kernel, x: dtype, norm }));
             }
             for octets in BACKWARD_OCTETS {
@@ -74,7 +76,7 @@ struct Bytes {
     block: u64,
 }
 
-/// How `norm_fwd_ring` and `norm_bwd_row` run: one block per multiprocessor, groups of warps with a row each, a ring of rows to come.
+/// How `norm_bwd_row` runs: one block per multiprocessor, groups of warps with a row each, a ring of rows to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RowPlan {
     octets: u64,
@@ -120,15 +122,14 @@ fn max_smem(queue: &Queue<'_>) -> u32 {
 
 // ---------------------------------------------------------------- forward
 
-/// Most threads of `norm_fwd_row` for either norm, vectors of a thread, and rows of a block where one warp has a row.
-const ROW_THREADS: [u64; 2] = [640, 768];
-const ROW_SLOTS: u64 = 4;
+/// `norm_fwd_row`: columns of a thread in eights, with the most threads each leaves registers for; rows of a block where one warp has a row.
+const ROW_OCTETS: [u64; 2] = [4, 5];
+const ROW_THREADS: [u64; 2] = [1024, 896];
 const ROWS_PER_BLOCK: u64 = 4;
 
 /// The kernels of `norm_fwd.cu`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Forward {
-    Row,
     LoopVector,
     Loop,
     Transposed,
@@ -150,16 +151,14 @@ impl KernelSpec for ForwardSpec {
 
     fn defines(&self) -> Vec<String> {
         let kernel = match self.kernel {
-            Forward::Row => 0,
-            Forward::LoopVector | Forward::Loop => 1,
-            Forward::Transposed => 2,
+            Forward::LoopVector | Forward::Loop => 0,
+            Forward::Transposed => 1,
         };
         vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32), format!("KERNEL={kernel}")]
     }
 
     fn entry(&self) -> &'static str {
         match self.kernel {
-            Forward::Row => "norm_fwd_row",
             Forward::LoopVector => "norm_fwd_loop_vec",
             Forward::Loop => "norm_fwd_loop",
             Forward::Transposed => "norm_fwd_transposed",
@@ -167,35 +166,30 @@ impl KernelSpec for ForwardSpec {
     }
 }
 
-/// Columns of a thread of `norm_fwd_ring`, in eights.
-const RING_OCTETS: [u64; 2] = [4, 5];
-
-/// `norm_fwd_ring`: LayerNorm only.
-#[derive(Clone, Copy)]
-struct RingSpec {
+/// `norm_fwd_row`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct RowSpec {
     x: DType,
+    norm: Norm,
+    /// Whether y is FP8.
+    fp8: bool,
     octets: u64,
-    /// Dynamic shared memory that the device allows.
-    smem: u32,
 }
 
-impl KernelSpec for RingSpec {
-    const SOURCE: SourceFile = SourceFile::NormFwdRing;
+impl KernelSpec for RowSpec {
+    const SOURCE: SourceFile = SourceFile::NormFwdRow;
 
     fn id(&self) -> u64 {
-        self.x as u64 | self.octets << 8
+        self.x as u64 | (self.norm as u64) << 4 | u64::from(self.fp8) << 5 | self.octets << 8
     }
 
     fn defines(&self) -> Vec<String> {
-        vec![format!("X={}", self.x as i32), format!("OCTETS={}", self.octets)]
+        let (x, rms, fp8, octets) = (self.x as i32, self.norm as i32, i32::from(self.fp8), self.octets);
+        vec![format!("X={x}"), format!("RMS={rms}"), format!("FP8={fp8}"), format!("OCTETS={octets}")]
     }
 
     fn entry(&self) -> &'static str {
-        "norm_fwd_ring"
-    }
-
-    fn dynamic_smem(&self) -> u32 {
-        self.smem
+        "norm_fwd_row"
     }
 }
 
@@ -219,12 +213,13 @@ struct ForwardArgs {
     rows: i64,
     hidden: i64,
     eps: f32,
+    inv_n: f32,
     gamma_dt: i32,
     beta_dt: i32,
     y_dt: i32,
     zero_centered: i32,
     warps: i32,
-    stages: i32,
+    slots: i32,
 }
 
 /// Whether x can be read, and everything else read and written, a vector of x at a time.
@@ -236,41 +231,41 @@ fn forward_vectors(a: &NormFwdArgs) -> (bool, bool) {
     (x, x && aligned(&a.y, unit(a.y.dtype)) && parameter(&a.gamma) && parameter(&a.beta))
 }
 
-/// Longest rows of LayerNorm that stay with `norm_fwd_row`.
-///
-/// Measured on an H200, bf16 to bf16 (to FP8, row-wise), TB/s, `norm_fwd_row` against `norm_fwd_ring`. LayerNorm: 2.49 : 2.14 (1.84 : 1.77)
-/// at 1024 columns; 1.93 : 2.25 (1.43 : 1.87) at 1280; 2.77 : 2.89 (2.06 : 2.42) at 4096; 2.57 : 2.59 (1.88 : 2.01) at 12288. RMSNorm:
-/// 3.20 : 2.34 (2.51 : 2.00), 2.77 : 2.49 (2.06 : 2.10), 3.67 : 2.89 (3.17 : 2.52), 3.47 : 2.94 (2.68 : 2.61), and so it has no ring.
-const LAYER_ROW_COLS: u64 = 1024;
-
-/// How `norm_fwd_ring` runs; nothing where the row is too long for the threads' registers or the device's shared memory, and where
-/// `norm_fwd_row` is faster.
-fn ring_plan(norm: Norm, dtype: DType, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<RowPlan> {
-    if norm == Norm::Rms || cols <= LAYER_ROW_COLS {
-        return None;
-    }
-    // The fewest columns beyond the row, then the fewest warps.
-    let padded = |octets: u64| cols.next_multiple_of(32 * 8 * octets);
-    let octets = if padded(5) <= padded(4) { 5 } else { 4 };
-    // As in the kernel, which explains them.
-    let threads = if octets == 4 && dtype != DType::F32 { 640 } else { 512 };
-    let stage = ((octets * dtype.size() as u64 / 2) | 1) * 16;
-    let weights = ((octets * 4) | 1) * 16;
-    RowPlan::new(octets, threads, cols, rows, multiprocessors, max_smem, Bytes { stage, group: 0, block: weights })
+/// How `norm_fwd_row` runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct RowForward {
+    octets: u64,
+    /// Of a row, and vectors of a thread in it.
+    warps: u32,
+    slots: u32,
+    grid: u32,
 }
 
-/// The kernel that writes the row-wise layout where no ring does, with its launch and the warps of a row where it asks.
-fn forward_plan(norm: Norm, dtype: DType, rows: u64, cols: u64, vectors: bool, multiprocessors: u32) -> (Forward, Launch, i32) {
-    let most = (u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR).min(MAX_GRID_X);
-    let grid = |per_block: u64| [rows.div_ceil(per_block).clamp(1, most) as u32, 1, 1];
-    if !vectors {
-        return (Forward::Loop, Launch::new(grid(1), threads(cols.div_ceil(4), 512)), 0);
+impl RowForward {
+    /// Nothing where a row is too long for the threads' registers, or where there are too many for a launch.
+    fn new(dtype: DType, rows: u64, cols: u64) -> Option<Self> {
+        let fits = |i: &usize| cols.div_ceil(8 * ROW_OCTETS[*i]).next_multiple_of(32) <= ROW_THREADS[*i];
+        // The fewest columns beyond the row, then the fewest warps.
+        let octets = ROW_OCTETS[[1, 0].into_iter().filter(fits).min_by_key(|i| cols.next_multiple_of(32 * 8 * ROW_OCTETS[*i]))?];
+        let warps = cols.max(1).div_ceil(32 * 8 * octets);
+        let slots = (cols / vector(dtype)).div_ceil(32 * warps);
+        let per_block = if warps == 1 { ROWS_PER_BLOCK } else { 1 };
+        let grid = rows.div_ceil(per_block).max(1);
+        (grid <= MAX_GRID_X).then_some(Self { octets, warps: warps as u32, slots: slots as u32, grid: grid as u32 })
     }
-    let warps = (cols / vector(dtype)).div_ceil(32 * ROW_SLOTS);
-    match warps {
-        0 | 1 => (Forward::Row, Launch::new(grid(ROWS_PER_BLOCK), 32 * ROWS_PER_BLOCK as u32), 1),
-        w if w * 32 <= ROW_THREADS[norm as usize] => (Forward::Row, Launch::new(grid(1), w as u32 * 32), w as i32),
-        _ => (Forward::LoopVector, Launch::new(grid(1), 512), 0),
+
+    fn launch(&self) -> Launch {
+        Launch::new([self.grid, 1, 1], 32 * if self.warps == 1 { ROWS_PER_BLOCK as u32 } else { self.warps })
+    }
+}
+
+/// The kernel for rows of any length, with its launch.
+fn loop_plan(rows: u64, cols: u64, vectors: bool, multiprocessors: u32) -> (Forward, Launch) {
+    let most = (u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR).min(MAX_GRID_X);
+    let grid = [rows.clamp(1, most) as u32, 1, 1];
+    match vectors {
+        true => (Forward::LoopVector, Launch::new(grid, 512)),
+        false => (Forward::Loop, Launch::new(grid, threads(cols.div_ceil(4), 512))),
     }
 }
 
@@ -298,12 +293,13 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         rows: if x.is_empty() { 0 } else { x.rows },
         hidden: x.cols,
         eps: a.eps,
+        inv_n: 1.0 / x.cols as f32,
         gamma_dt,
         beta_dt,
         y_dt: y.dtype as i32,
         zero_centered: i32::from(a.zero_centered_gamma),
         warps: 0,
-        stages: 0,
+        slots: 0,
     };
     let (x_vectors, vectors) = forward_vectors(a);
     let multiprocessors = queue.multiprocessors();
@@ -321,15 +317,14 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         // Nothing is enqueued unless all of it can be.
         load_transpose(&queue)?;
     }
-    let (rows, cols, max_smem) = (args.rows as u64, x.cols as u64, max_smem(&queue));
-    if let Some(p) = ring_plan(norm, x.dtype, rows, cols, multiprocessors, max_smem).filter(|_| vectors) {
-        (args.warps, args.stages) = (p.warps as i32, p.stages as i32);
-        let spec = RingSpec { x: x.dtype, octets: p.octets, smem: max_smem };
+    let (rows, cols) = (args.rows as u64, x.cols as u64);
+    if let Some(p) = RowForward::new(x.dtype, rows, cols).filter(|_| vectors) {
+        (args.warps, args.slots) = (p.warps as i32, p.slots as i32);
+        let spec = RowSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), octets: p.octets };
         // SAFETY: as above.
         unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
     } else {
-        let (kernel, launch, warps) = forward_plan(norm, x.dtype, rows, cols, vectors, multiprocessors);
-        args.warps = warps;
+        let (kernel, launch) = loop_plan(rows, cols, vectors, multiprocessors);
         // SAFETY: as above.
         unsafe { queue.launch(&ForwardSpec { kernel, x: x.dtype, norm }, &launch, arguments![args])? };
     }
@@ -570,45 +565,34 @@ mod tests {
     #[test]
     fn every_plan_covers_its_row_and_fits() {
         for dtype in HIGH {
-            for max_smem in [100_352, 166_912, 231_424] {
-                for cols in (1..300).chain([1000, 1024, 1280, 4096, 5120, 8192, 12_288, 14_336, 16_384, 16_385, 20_480, 24_576, 24_584]) {
-                    for rows in [1, 7, 131, 132, 133, 5000, 1 << 33] {
-                        let size = dtype.size() as u32;
-                        let forward = ring_plan(Norm::Layer, dtype, rows, cols, 132, max_smem);
-                        let backward = backward_plan(dtype, rows, cols, 132, max_smem);
-                        let (ring, name) = (forward.is_some() || cols <= LAYER_ROW_COLS, dtype.name());
-                        assert!((ring && backward.is_some()) || cols > 8000, "{cols} columns of {name} have no plan");
-                        for (p, most) in forward.map(|p| (p, 640)).into_iter().chain(backward.map(|p| (p, 512))) {
-                            assert!(u64::from(p.warps) * 32 * 8 * p.octets >= cols);
-                            let block = p.warps * 32 * p.groups;
-                            // Barriers: one per group of several warps, and that of the block.
-                            assert!(block <= most && (p.warps == 1 || p.groups < 16), "{p:?}");
-                            assert!(p.smem <= max_smem && (1..=4).contains(&p.stages) && (1..=132).contains(&p.grid));
-                        }
-                        if let Some(p) = backward {
-                            let columns = p.warps * 32 * p.octets as u32 * 8;
-                            assert!(p.smem >= columns * 4 + p.stages * columns * p.groups * 2 * size, "{p:?}");
-                            assert!(p.smem >= columns * p.groups * 8, "{p:?}");
-                        }
-                        if let Some(p) = forward {
-                            let (row, vectors) = (p.warps * 32, p.octets as u32 * size / 2);
-                            let weights = row * p.octets as u32 * 8 * 8;
-                            assert!(p.smem >= weights + p.stages * row * p.groups * vectors * 16, "{p:?}");
-                            // The groups' partial sums have room for 64.
-                            assert!(p.warps.next_multiple_of(4) * p.groups <= 64 || p.warps == 1, "{p:?}");
-                        }
-                        for norm in [Norm::Layer, Norm::Rms].into_iter().filter(|_| cols % vector(dtype) == 0) {
-                            let (kernel, launch, warps) = forward_plan(norm, dtype, rows, cols, true, 132);
-                            let (warps, slots, most) = (warps as u64, ROW_SLOTS * vector(dtype), ROW_THREADS[norm as usize]);
-                            if kernel == Forward::Row {
-                                assert!(warps * 32 * slots >= cols, "{cols} columns of {name}: {warps} warps");
-                                assert!(u64::from(launch.block) == if warps == 1 { 32 * ROWS_PER_BLOCK } else { 32 * warps });
-                                assert!(u64::from(launch.block) <= most);
-                            } else {
-                                assert!(cols > most * slots, "{cols} columns of {name}");
-                            }
-                        }
+            for cols in (1..300).chain([1000, 1024, 1280, 4096, 5120, 8192, 12_288, 14_336, 16_384, 16_385, 20_480, 24_576, 24_584, 65_536])
+            {
+                for rows in [0, 1, 7, 131, 132, 133, 5000, 1 << 33] {
+                    for max_smem in [100_352, 166_912, 231_424] {
+                        let Some(p) = backward_plan(dtype, rows, cols, 132, max_smem) else {
+                            assert!(cols > 8000, "{cols} columns of {} have no plan", dtype.name());
+                            continue;
+                        };
+                        let (size, block) = (dtype.size() as u32, p.warps * 32 * p.groups);
+                        assert!(u64::from(p.warps) * 32 * 8 * p.octets >= cols);
+                        // Barriers: one per group of several warps, and that of the block.
+                        assert!(block <= 512 && (p.warps == 1 || p.groups < 16), "{p:?}");
+                        assert!(p.smem <= max_smem && (1..=4).contains(&p.stages) && (1..=132).contains(&p.grid));
+                        let columns = p.warps * 32 * p.octets as u32 * 8;
+                        assert!(p.smem >= columns * 4 + p.stages * columns * p.groups * 2 * size, "{p:?}");
+                        assert!(p.smem >= columns * p.groups * 8, "{p:?}");
                     }
+                    if cols % vector(dtype) > 0 {
+                        continue;
+                    }
+                    let Some(p) = RowForward::new(dtype, rows, cols) else {
+                        assert!(cols > 32_768 || rows > 1 << 31, "{cols} columns of {} have no plan", dtype.name());
+                        continue;
+                    };
+                    let (warps, slots, n) = (u64::from(p.warps), u64::from(p.slots), vector(dtype));
+                    assert!(warps * 32 * slots * n >= cols && (warps - 1) * 32 * slots * n < cols, "{p:?} for {cols}");
+                    assert!(slots * n <= p.octets * 8 && u64::from(p.launch().block) <= ROW_THREADS[(p.octets - 4) as usize]);
+                    assert!(u64::from(p.grid) * if warps == 1 { ROWS_PER_BLOCK } else { 1 } >= rows);
                 }
             }
         }

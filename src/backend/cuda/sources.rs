@@ -32,7 +32,7 @@ sources! {
     NormBwd = "norm_bwd.cu",
     NormBwdAny = "norm_bwd_any.cu",
     NormFwd = "norm_fwd.cu",
-    NormFwdRing = "norm_fwd_ring.cu",
+    NormFwdRow = "norm_fwd_row.cu",
     Amax = "amax.cu",
     Dbias = "dbias.cu",
     Dequantize = "dequantize.cu",
