@@ -983,6 +983,60 @@ typedef struct nvte_scaling_update_args_t {
   int32_t power_of_two;
 } nvte_scaling_update_args_t;
 
+// Arguments of nvte_softmax_fwd.
+//
+// Row r of x is query r % queries of matrix r / queries, and matrix m is head m % heads of batch m / heads.
+typedef struct nvte_softmax_fwd_args_t {
+  // sizeof(nvte_softmax_fwd_args_t).
+  uint32_t struct_size;
+  // 1: query i sees keys j <= i + offset only. 0: all.
+  int32_t causal;
+  // f32, f16 or bf16 [rows, cols].
+  const nvte_tensor_t *x;
+  // [rows, cols] of the type of x; may be x itself.
+  const nvte_tensor_t *y;
+  // Device, u8: an element whose byte is not 0 is hidden. NULL: none is.
+  const uint8_t *mask;
+  // Bytes from a batch's mask to the next; 0: the same for all.
+  int64_t mask_batch_stride;
+  // Bytes from a head's mask to the next; 0: the same for all.
+  int64_t mask_head_stride;
+  // Bytes from a query's mask to the next; 0: the same for all. The cols bytes of a row lie side by side.
+  int64_t mask_query_stride;
+  // Rows of a matrix, a divisor of rows; 0: all.
+  int64_t queries;
+  // Matrices of a batch; 0: 1.
+  int64_t heads;
+  // See causal. Anything.
+  int64_t offset;
+  // Multiplies x. Finite.
+  float scale;
+  // 0.
+  uint32_t reserved;
+} nvte_softmax_fwd_args_t;
+
+// Arguments of nvte_softmax_bwd.
+typedef struct nvte_softmax_bwd_args_t {
+  // sizeof(nvte_softmax_bwd_args_t).
+  uint32_t struct_size;
+  // As in the forward pass.
+  int32_t causal;
+  // f32, f16 or bf16 [rows, cols]: gradient of the output.
+  const nvte_tensor_t *dy;
+  // [rows, cols] of the same type: the forward pass' output.
+  const nvte_tensor_t *y;
+  // [rows, cols] of the same type: receives the gradient of x; may be dy itself.
+  const nvte_tensor_t *dx;
+  // As in the forward pass.
+  int64_t queries;
+  // As in the forward pass.
+  int64_t offset;
+  // As in the forward pass.
+  float scale;
+  // 0.
+  uint32_t reserved;
+} nvte_softmax_bwd_args_t;
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -1490,6 +1544,32 @@ nvte_status_t nvte_rmsnorm_bwd(nvte_context_t ctx, const nvte_norm_bwd_args_t *a
 // NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
 nvte_status_t nvte_scaling_update(nvte_context_t ctx, const nvte_scaling_update_args_t *args, nvte_stream_t stream);
 
+// y = softmax(scale * x), row by row. A hidden element counts as -infinity.
+//
+// Shapes: x and y [rows, cols], any rows and cols; mask [batches, heads, queries, cols] by its strides. Units: sizes and strides in elements,
+// those of the mask in bytes. Pointers: structs are on the host, data and mask on the device. Alignment: that of the element type
+// (x and y whose rows begin at the same offset from 16 bytes are faster). Aliasing: y may be x, exactly; it must not overlap x otherwise,
+// nor the mask. Stream order: enqueued on stream, nothing waits. Determinism: the same bits every time on one back end. A row whose
+// visible elements are all -infinity, or that has none, is 0. NaN or +infinity that is visible makes its row NaN; hidden ones do nothing. With
+// causal, what is hidden by it is not read.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED,
+// NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_softmax_fwd(nvte_context_t ctx,
+                               const nvte_softmax_fwd_args_t *args,
+                               nvte_stream_t stream);
+
+// The gradient of nvte_softmax_fwd: dx = scale * y * (dy - sum(y * dy)), row by row. It needs no mask: what was hidden is 0 in y.
+//
+// Shapes: dy, y and dx [rows, cols], any rows and cols. Units: sizes and strides in elements. Pointers: structs are on the host, data on
+// the device. Alignment: that of the element type (rows that begin at the same offset from 16 bytes are faster). Aliasing: dx may be dy,
+// exactly; it must not overlap dy otherwise, nor y. Stream order: enqueued on stream, nothing waits. Determinism: the same bits every time
+// on one back end. With causal, what is hidden by it is written as 0 and not read.
+//
+// Errors: those of nvte_softmax_fwd.
+nvte_status_t nvte_softmax_bwd(nvte_context_t ctx, const nvte_softmax_bwd_args_t *args, nvte_stream_t stream);
+
 // Every function of this library, as returned by nvte_api. Entries are only appended: where struct_size ends before an entry, the
 // library is older than this header and has no such function.
 struct nvte_api_t {
@@ -1543,6 +1623,8 @@ struct nvte_api_t {
   nvte_status_t (*layernorm_mlp_bwd)(nvte_layer_t layer, const nvte_layernorm_mlp_bwd_args_t *args, nvte_stream_t stream);
   nvte_status_t (*layer_sizes)(nvte_layer_t layer, uint32_t flags, nvte_layer_sizes_t *sizes);
   nvte_status_t (*layer_destroy)(nvte_layer_t layer);
+  nvte_status_t (*softmax_fwd)(nvte_context_t ctx, const nvte_softmax_fwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*softmax_bwd)(nvte_context_t ctx, const nvte_softmax_bwd_args_t *args, nvte_stream_t stream);
 };
 
 #ifdef __cplusplus

@@ -7,7 +7,7 @@ mod common;
 use std::mem::{offset_of, size_of};
 
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
-use nvte::capi::{activation::*, api, cast::*, context::*, gemm::*, info::*, layer_args::*, norm::*, scaling::*, types::*};
+use nvte::capi::{activation::*, api, cast::*, context::*, gemm::*, info::*, layer_args::*, norm::*, scaling::*, softmax::*, types::*};
 
 fn dynamic() -> Dynamic {
     Dynamic::read(&std::fs::read(library()).unwrap())
@@ -152,6 +152,10 @@ fn layouts_are_the_golden_list() {
             lddy, x, ldx, gamma, fc1_weight, ld_fc1_weight, fc2_weight, ld_fc2_weight, dnorm_out, ld_dnorm_out, dx, lddx, dgamma, dbeta,
             dfc1_weight, ld_dfc1_weight, dfc1_bias, dfc2_weight, ld_dfc2_weight, dfc2_bias, dw_dtype, reserved,
         }
+        nvte_softmax_fwd_args_t {
+            struct_size, causal, x, y, mask, mask_batch_stride, mask_head_stride, mask_query_stride, queries, heads, offset, scale, reserved,
+        }
+        nvte_softmax_bwd_args_t { struct_size, causal, dy, y, dx, queries, offset, scale, reserved }
     };
     text += &format!("nvte_api_t {}\nnvte_api_t.struct_size 0\nnvte_api_t.reserved 4\n", size_of::<api::nvte_api_t>());
     for (i, name) in api::NAMES.iter().enumerate() {

@@ -67,5 +67,7 @@ pub(crate) trait Backend: Send + Sync {
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()>;
     unsafe fn dequantize(&self, args: &ops::dequantize::DequantizeArgs, stream: Stream) -> Result<()>;
     unsafe fn fp8_transpose(&self, args: &ops::dequantize::TransposeArgs, stream: Stream) -> Result<()>;
+    unsafe fn softmax_fwd(&self, args: &ops::softmax::SoftmaxFwdArgs, stream: Stream) -> Result<()>;
+    unsafe fn softmax_bwd(&self, args: &ops::softmax::SoftmaxBwdArgs, stream: Stream) -> Result<()>;
     unsafe fn scaling_update(&self, args: &ops::scaling::ScalingUpdateArgs, stream: Stream) -> Result<()>;
 }

@@ -85,6 +85,8 @@ table! {
     layers::nvte_layernorm_mlp_bwd,
     layers::nvte_layer_sizes,
     layers::nvte_layer_destroy,
+    softmax::nvte_softmax_fwd,
+    softmax::nvte_softmax_bwd,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

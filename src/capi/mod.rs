@@ -19,4 +19,5 @@ pub mod layer_args;
 pub mod layers;
 pub mod norm;
 pub mod scaling;
+pub mod softmax;
 pub mod types;

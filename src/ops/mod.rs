@@ -12,3 +12,4 @@ pub mod dequantize;
 pub mod gemm;
 pub mod norm;
 pub mod scaling;
+pub mod softmax;

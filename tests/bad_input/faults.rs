@@ -168,10 +168,13 @@ fn slots(m: &Matrix) -> Vec<Fault> {
 
 fn pointer(p: &Pointer) -> Vec<Fault> {
     let (name, half) = (p.name, p.align / 2);
-    let mut out = vec![Fault::new(format!("{name}: misaligned"), NVTE_ERROR_MISALIGNED, name, move |c| {
-        let q = c.pointer::<c_void>(name).wrapping_byte_add(half);
-        c.set_pointer(name, q);
-    })];
+    let mut out = Vec::new();
+    if half > 0 {
+        out.push(Fault::new(format!("{name}: misaligned"), NVTE_ERROR_MISALIGNED, name, move |c| {
+            let q = c.pointer::<c_void>(name).wrapping_byte_add(half);
+            c.set_pointer(name, q);
+        }));
+    }
     if p.required {
         out.push(Fault::new(format!("{name}: NULL"), NVTE_ERROR_NULL_POINTER, name, move |c| c.set_pointer(name, ptr::null_mut())));
     }

@@ -13,6 +13,7 @@ mod gemm;
 mod layers;
 mod norm;
 mod scaling;
+mod softmax;
 
 use framework::{create, message, try_everything, Function};
 use nvte::capi::{api::NAMES, context::*, info::*, types::*};
@@ -36,10 +37,18 @@ const BASE: [&str; 12] = [
 
 /// One list of descriptions per family.
 fn functions() -> Vec<Function> {
-    [activation::functions(), cast::functions(), gemm::functions(), layers::functions(), norm::functions(), scaling::functions()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        activation::functions(),
+        cast::functions(),
+        gemm::functions(),
+        layers::functions(),
+        norm::functions(),
+        scaling::functions(),
+        softmax::functions(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 #[test]

@@ -283,6 +283,30 @@ inline void activation_bwd(const context &ctx, const nvte_activation_bwd_args_t 
   check(api().activation_bwd(ctx.get(), &args, stream));
 }
 
+// The arguments of a softmax over rows; change the fields of the result for a mask or causality. y: may be x.
+inline nvte_softmax_fwd_args_t softmax_fwd_args(const nvte_tensor_t *x, const nvte_tensor_t *y, float scale = 1.0f) {
+  nvte_softmax_fwd_args_t args = sized<nvte_softmax_fwd_args_t>();
+  args.x = x;
+  args.y = y;
+  args.scale = scale;
+  return args;
+}
+inline void softmax_fwd(const context &ctx, const nvte_softmax_fwd_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().softmax_fwd(ctx.get(), &args, stream));
+}
+// The arguments of its gradient. dx: may be dy.
+inline nvte_softmax_bwd_args_t softmax_bwd_args(const nvte_tensor_t *dy, const nvte_tensor_t *y, const nvte_tensor_t *dx, float scale = 1.0f) {
+  nvte_softmax_bwd_args_t args = sized<nvte_softmax_bwd_args_t>();
+  args.dy = dy;
+  args.y = y;
+  args.dx = dx;
+  args.scale = scale;
+  return args;
+}
+inline void softmax_bwd(const context &ctx, const nvte_softmax_bwd_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().softmax_bwd(ctx.get(), &args, stream));
+}
+
 // A layer's description with its size set: x, y and their gradients of `type`, parameters of the same; no FP8 until `recipe` is set.
 inline nvte_layer_config_t layer_config(dtype type, std::int64_t in_features, std::int64_t out_features) {
   nvte_layer_config_t config = sized<nvte_layer_config_t>();

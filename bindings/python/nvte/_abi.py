@@ -454,6 +454,38 @@ class nvte_scaling_update_args_t(Structure):
     ]
 
 
+class nvte_softmax_fwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("causal", c_int32),
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("mask", c_void_p),
+        ("mask_batch_stride", c_int64),
+        ("mask_head_stride", c_int64),
+        ("mask_query_stride", c_int64),
+        ("queries", c_int64),
+        ("heads", c_int64),
+        ("offset", c_int64),
+        ("scale", c_float),
+        ("reserved", c_uint32),
+    ]
+
+
+class nvte_softmax_bwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("causal", c_int32),
+        ("dy", c_void_p),
+        ("y", c_void_p),
+        ("dx", c_void_p),
+        ("queries", c_int64),
+        ("offset", c_int64),
+        ("scale", c_float),
+        ("reserved", c_uint32),
+    ]
+
+
 #: Functions in the order of nvte_api_t: (result, arguments).
 FUNCTIONS = {
     "nvte_version": (c_char_p, ()),
@@ -502,4 +534,6 @@ FUNCTIONS = {
     "nvte_layernorm_mlp_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_layer_sizes": (c_int32, (c_void_p, c_uint32, c_void_p)),
     "nvte_layer_destroy": (c_int32, (c_void_p,)),
+    "nvte_softmax_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_softmax_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
 }

@@ -254,6 +254,10 @@ class NumpySpace(Space):
         """(address, bytes) of an array without gaps."""
         return x.__array_interface__["data"][0], x.nbytes
 
+    def bytes_of(self, name, x):
+        """(shape, strides in bytes, address, bytes of an element) of an array of any type."""
+        return x.shape, x.strides, x.__array_interface__["data"][0], x.dtype.itemsize
+
     def stream(self, given):
         return stream_handle(given)
 
@@ -358,6 +362,11 @@ class TorchSpace(Space):
     def extent(self, x):
         """(address, bytes) of a tensor without gaps."""
         return x.data_ptr(), x.numel() * x.element_size()
+
+    def bytes_of(self, name, x):
+        """(shape, strides in bytes, address, bytes of an element) of a tensor of any type."""
+        size = x.element_size()
+        return x.shape, [s * size for s in x.stride()], x.data_ptr() or 256, size
 
     def stream(self, given):
         if given is None:

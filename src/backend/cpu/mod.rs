@@ -11,6 +11,7 @@ mod norm;
 mod parallel;
 mod scaling;
 mod simd;
+mod softmax;
 mod transpose;
 mod view;
 
@@ -194,6 +195,22 @@ impl Backend for CpuBackend {
         if !stream.is_prepare() {
             // SAFETY: forwarded contract.
             unsafe { scaling::scaling_update(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn softmax_fwd(&self, args: &ops::softmax::SoftmaxFwdArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { softmax::softmax_fwd(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn softmax_bwd(&self, args: &ops::softmax::SoftmaxBwdArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { softmax::softmax_bwd(&self.threads, args) }
         }
         Ok(())
     }

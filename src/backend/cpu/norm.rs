@@ -116,7 +116,7 @@ unsafe fn parameter(p: &Option<TensorView>, cols: usize, zero_centered: bool, de
 }
 
 /// Rows in a piece: about 64 Ki elements, so that threads share evenly and a piece stays in cache.
-fn grain(cols: i64) -> usize {
+pub(super) fn grain(cols: i64) -> usize {
     (65_536 / cols.max(1)).clamp(1, 4096) as usize
 }
 

@@ -14,6 +14,7 @@ mod library;
 mod norm;
 mod nvrtc;
 mod scaling;
+mod softmax;
 mod sources;
 pub mod testing;
 mod tile;
@@ -319,6 +320,16 @@ impl Backend for CudaBackend {
     unsafe fn scaling_update(&self, args: &ops::scaling::ScalingUpdateArgs, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { scaling::scaling_update(self, args, stream) }
+    }
+
+    unsafe fn softmax_fwd(&self, args: &ops::softmax::SoftmaxFwdArgs, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { softmax::softmax_fwd(self, args, stream) }
+    }
+
+    unsafe fn softmax_bwd(&self, args: &ops::softmax::SoftmaxBwdArgs, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { softmax::softmax_bwd(self, args, stream) }
     }
 
     fn gemm_workspace(&self, problem: &ops::gemm::Problem) -> Result<u64> {

@@ -38,6 +38,7 @@ sources! {
     Dequantize = "dequantize.cu",
     Transpose = "transpose.cu",
     Scaling = "scaling.cu",
+    Softmax = "softmax.cu",
 }
 
 /// What the files include, under the names they use.
@@ -50,6 +51,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("common/norm_fwd.cuh", include_str!("../../../kernels/common/norm_fwd.cuh")),
     ("common/ptx_mma.cuh", include_str!("../../../kernels/common/ptx_mma.cuh")),
     ("common/ptx_sm90.cuh", include_str!("../../../kernels/common/ptx_sm90.cuh")),
+    ("common/rows.cuh", include_str!("../../../kernels/common/rows.cuh")),
     ("common/smem.cuh", include_str!("../../../kernels/common/smem.cuh")),
     ("common/tile.cuh", include_str!("../../../kernels/common/tile.cuh")),
 ];

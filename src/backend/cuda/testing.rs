@@ -48,6 +48,7 @@ pub fn variants() -> Vec<Variant> {
         super::gemm::kernels::variants(),
         super::norm::variants(),
         super::scaling::variants(),
+        super::softmax::variants(),
     ];
     for v in families.into_iter().flatten() {
         if !all.contains(&v) {

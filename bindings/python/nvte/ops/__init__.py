@@ -20,6 +20,7 @@ from .dequantize import dequantize, fp8_transpose
 from .gemm import fp8_gemm, gemm, gemm_plans_export, gemm_plans_import, gemm_prepare, gemm_workspace
 from .norm import layernorm_bwd, layernorm_fwd, norm_bwd_workspace, rmsnorm_bwd, rmsnorm_fwd
 from .scaling import scaling_update
+from .softmax import softmax_bwd, softmax_fwd
 
 __all__ = [
     "activation_bwd",
@@ -45,4 +46,6 @@ __all__ = [
     "rmsnorm_bwd",
     "rmsnorm_fwd",
     "scaling_update",
+    "softmax_bwd",
+    "softmax_fwd",
 ]

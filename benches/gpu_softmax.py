@@ -1,0 +1,75 @@
+"""benches/gpu.py: softmax."""
+
+import torch
+from gpu_timing import difference, memory_row, normal, sets
+
+from nvte import ops
+
+#: (rows or [batches, heads, queries], keys)
+SOFTMAX_SHAPES = [((16384,), 1024), ((16384,), 4096)]
+ATTENTION = (8, 16, 512, 512)
+
+
+def with_peers(run, sides, peer, inputs):
+    """Adds torch, eager and (where asked for) compiled, as peers."""
+    sides["eager"] = [(lambda i=i: peer(*i)) for i in inputs]
+    if run.options.compile:
+        compiled = torch.compile(peer, dynamic=False)
+        sides["compile"] = [(lambda i=i: compiled(*i)) for i in inputs]
+    return sides
+
+
+def section_softmax(run):
+    def forward(name, shape, nbytes, peer, **options):
+        n = 1
+        for s in shape:
+            n *= s
+        made = sets(4 * n, lambda: (normal(run, *shape), torch.empty(*shape, device=run.device, dtype=torch.bfloat16)))
+        sides = {"ours": [(lambda x=x, y=y: ops.softmax_fwd(x, out=y, **options)) for x, y in made]}
+        with_peers(run, sides, peer, [(x,) for x, _ in made])
+        x, y = made[0]
+        ops.softmax_fwd(x, out=y, **options)
+        extra = {"difference": difference(y.flatten(0, -2), peer(x).flatten(0, -2))}
+        memory_row(run, f"softmax fwd {name}", nbytes, sides, extra)
+
+    def backward(name, shape, nbytes, **options):
+        n = 1
+        for s in shape:
+            n *= s
+
+        def make():
+            y = torch.softmax(normal(run, *shape), -1)
+            if options.get("causal"):
+                y = y.tril()
+            return normal(run, *shape), y, torch.empty_like(y)
+
+        made = sets(6 * n, make)
+        peer = lambda dy, y: torch.ops.aten._softmax_backward_data(dy, y, -1, torch.bfloat16)  # noqa: E731
+        sides = {"ours": [(lambda dy=dy, y=y, dx=dx: ops.softmax_bwd(dy, y, dx=dx, **options)) for dy, y, dx in made]}
+        with_peers(run, sides, peer, [(dy, y) for dy, y, _ in made])
+        dy, y, dx = made[0]
+        ops.softmax_bwd(dy, y, dx=dx, **options)
+        extra = {"difference": difference(dx.flatten(0, -2), peer(dy, y).flatten(0, -2))}
+        memory_row(run, f"softmax bwd {name}", nbytes, sides, extra)
+
+    for rows, keys in SOFTMAX_SHAPES[:1] if run.options.quick else SOFTMAX_SHAPES:
+        shape, n = (*rows, keys), rows[0] * keys
+        name = "x".join(map(str, shape))
+        run.row(f"fwd {name}", lambda: forward(name, shape, 4 * n, lambda x: torch.softmax(x, -1)))
+        run.row(f"bwd {name}", lambda: backward(name, shape, 6 * n))
+    b, h, q, k = ATTENTION
+    matrices, name = b * h, "x".join(map(str, ATTENTION))
+    n, seen = matrices * q * k, matrices * q * (k + 1) // 2
+    hidden = torch.ones(q, k, device=run.device, dtype=torch.bool).triu(1)
+    mask = torch.rand(b, 1, q, k, device=run.device) < 0.2
+
+    def causal():
+        forward(f"causal {name}", ATTENTION, 2 * (n + seen), lambda x: torch.softmax(x.masked_fill(hidden, -torch.inf), -1), causal=True)
+        backward(f"causal {name}", ATTENTION, 2 * (n + 2 * seen), causal=True)
+
+    def masked():
+        peer = lambda x: torch.softmax(x.masked_fill(mask, -torch.inf), -1)  # noqa: E731
+        forward(f"masked {name}", ATTENTION, 4 * n + mask.numel(), peer, mask=mask)
+
+    run.row(f"causal {name}", causal)
+    run.row(f"masked {name}", masked)

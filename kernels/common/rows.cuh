@@ -1,0 +1,91 @@
+// Rows of any alignment as 16-byte vectors, for the kernels of softmax.
+//
+// A row is cut at the 16-byte boundaries of memory, not at its own start: vector i holds the elements from i * N - lead on, where `lead` is
+// how many elements the row starts behind a boundary. So every vector but the first and the last is one access whatever the stride of
+// rows is (a vocabulary of 30522 starts each row at another offset), and no access leaves the row: the ends go element by element.
+#pragma once
+#include "common/norm.cuh"
+
+typedef Elem<X>::T TX;
+#define N (Vector<X>::N)
+
+// -infinity in every place of a word.
+#define WORD_NEG_INF (X == DT_F32 ? 0xFF800000u : X == DT_F16 ? 0xFC00FC00u : 0xFF80FF80u)
+#define NEG_INF __uint_as_float(0xFF800000u)
+#define LOG2E 1.44269504f
+#define LN2 0.69314718f
+
+DEVICE u32 lead_of(const TX *row) { return (u32)((u64)row & 15) / (u32)sizeof(TX); }
+
+// Read once. Not .nc: the output may be the same memory.
+DEVICE Vec16 ld16_once(const void *p) { Vec16 v; asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p) : "memory"); return v; }
+
+// Elements [first, first + N) of a row of n, of which those that are not there read as the halves of `absent`. `whole`: such a
+// vector lies on 16 bytes.
+template <class I> DEVICE Vec16 load_row(const TX *row, I first, I n, u32 absent, bool whole = true) {
+  if (whole && first >= 0 && first + N <= n) return ld16_once(row + first);
+  Vec16 v = {{absent, absent, absent, absent}};
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    const bool there = first + k >= 0 && first + k < n;
+    if constexpr (X == DT_F32) {
+      if (there) v.w[k] = bits_of(row[first + k]);
+    } else {
+      if (there) v.w[k / 2] = k & 1 ? (v.w[k / 2] & 0xFFFFu) | (u32)row[first + k] << 16 : (v.w[k / 2] & 0xFFFF0000u) | row[first + k];
+    }
+  }
+  return v;
+}
+
+// The same for writing; elements that are not there are left alone.
+template <class I> DEVICE void store_row(TX *row, I first, I n, const float (&f)[N], bool whole) {
+  if (whole && first >= 0 && first + N <= n) return st16(row + first, pack<X>(f));
+#pragma unroll
+  for (int k = 0; k < N; k++)
+    if (first + k >= 0 && first + k < n) row[first + k] = Elem<X>::store(f[k]);
+}
+
+// 2^t for t <= 0 within 2^-22; what it flushes is below anything added to 1. NaN passes.
+DEVICE float exp2_fast(float t) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(t)); return r; }
+
+// What exponents are counted from: the maximum, unless there is nothing above -infinity.
+DEVICE float base_of(float m) { return m == NEG_INF ? 0.0f : m; }
+
+// ---------------------------------------------------------------- reductions over the threads of a row
+// The largest of a warp: floats order like integers once the negative ones are turned over. NaN must not come here (fmaxf drops it).
+DEVICE float warp_max_float(float v) {
+  i32 b = (i32)bits_of(v);
+  b = __reduce_max_sync(0xFFFFFFFFu, b ^ ((b >> 31) & 0x7FFFFFFF));
+  return float_of((u32)(b ^ ((b >> 31) & 0x7FFFFFFF)));
+}
+// `width` lanes, a power of two, that lie side by side. All lanes of the warp call it.
+DEVICE float lanes_max(float v, u32 width) {
+  if (width == 32) return warp_max_float(v);
+#pragma unroll 1
+  for (u32 o = width >> 1; o; o >>= 1) v = fmaxf(v, __shfl_xor_sync(0xFFFFFFFFu, v, o));
+  return v;
+}
+DEVICE float lanes_sum(float v, u32 width) {
+  if (width == 32) return warp_sum(v);
+#pragma unroll 1
+  for (u32 o = width >> 1; o; o >>= 1) v += __shfl_xor_sync(0xFFFFFFFFu, v, o);
+  return v;
+}
+// A row of T threads: lanes of a warp, or the whole block where T > 32. `part` has a place per warp, and is used once between two
+// barriers of the block.
+DEVICE float row_max(float v, u32 T, float *part) {
+  if (T <= 32) return lanes_max(v, T);
+  v = warp_max_float(v);
+  const u32 lane = threadIdx.x & 31;
+  if (lane == 0) part[threadIdx.x >> 5] = v;
+  __syncthreads();
+  return warp_max_float(lane < T >> 5 ? part[lane] : NEG_INF);
+}
+DEVICE float row_total(float v, u32 T, float *part) {
+  if (T <= 32) return lanes_sum(v, T);
+  v = warp_sum(v);
+  const u32 lane = threadIdx.x & 31;
+  if (lane == 0) part[threadIdx.x >> 5] = v;
+  __syncthreads();
+  return warp_sum(lane < T >> 5 ? part[lane] : 0.0f);
+}
