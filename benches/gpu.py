@@ -30,6 +30,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from gpu_host import section_first, section_host  # noqa: E402
 from gpu_softmax import section_softmax  # noqa: E402
+from gpu_rope import section_rope  # noqa: E402
 from gpu_timing import (  # noqa: E402
     BF16,
     E4M3,
@@ -445,6 +446,7 @@ SECTIONS = {
     "dbias": section_dbias,
     "scaling": section_scaling,
     "softmax": section_softmax,
+    "rope": section_rope,
 }
 
 

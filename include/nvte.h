@@ -269,6 +269,12 @@ typedef struct nvte_api_t nvte_api_t;
 // cast, as its copies in a cache are filled: set valid to 0 when weights are replaced.
 #define NVTE_LAYER_WEIGHT_SCALE_KEEP 128
 
+// A row of packed QKV holds all query heads, then all key heads, then all value heads.
+#define NVTE_QKV_CONCATENATED 0
+
+// A row of packed QKV holds, for each key head, the query heads that share it, the key head and its value head.
+#define NVTE_QKV_GROUPED 1
+
 // The amax of a period is the largest of its window.
 #define NVTE_AMAX_MAX 0
 
@@ -945,6 +951,124 @@ typedef struct nvte_norm_bwd_args_t {
   uint64_t workspace_bytes;
 } nvte_norm_bwd_args_t;
 
+// The angles of a rotary position embedding: which elements make a pair, the table, and the position of each token.
+//
+// A token's row of the table is start + place + start_positions[sequence]; one outside the table gives NaN. Zero-initialise it and set
+// struct_size, rotary_dim, cos, sin, table_rows and table_ld; the rest may stay 0.
+typedef struct nvte_rope_angles_t {
+  // sizeof(nvte_rope_angles_t).
+  uint32_t struct_size;
+  // 0: the pairs of a head are (i, i + rotary_dim / 2), as in GPT-NeoX; 1: (2i, 2i + 1), as in GPT-J.
+  int32_t interleaved;
+  // Elements of a head that are rotated, from its first on; the others are copied. Even, at most head_dim.
+  int64_t rotary_dim;
+  // Device, f32 [table_rows, rotary_dim / 2]: cosine of the angle of pair i at each position.
+  const float *cos;
+  // Likewise: sines.
+  const float *sin;
+  // Positions in the table.
+  int64_t table_rows;
+  // Row stride of both tables, in elements.
+  int64_t table_ld;
+  // Added to every position.
+  int64_t start;
+  // Device: the place of each token, int32_t or int64_t; NULL: its number within its sequence.
+  const void *positions;
+  // 1: positions are int64_t; 0: int32_t.
+  int32_t positions_i64;
+  // 0.
+  uint32_t reserved;
+  // Elements of positions from one token of a sequence to the next.
+  int64_t positions_seq_stride;
+  // Elements of positions from one sequence of the batch to the next; 0: all share theirs.
+  int64_t positions_batch_stride;
+  // Device, int32_t [batch], with cu_seqlens [sequences]: added to the positions of a sequence; NULL: 0.
+  const int32_t *start_positions;
+  // Device, int32_t [sequences + 1], ascending: where each of the sequences packed along seq begins, and where the last one ends; batch is
+  // then 1. Tokens of no sequence are copied. NULL: sequences are not packed.
+  const int32_t *cu_seqlens;
+  // Sequences of cu_seqlens.
+  int64_t sequences;
+} nvte_rope_angles_t;
+
+// Arguments of nvte_rope_fwd and nvte_rope_bwd. Strides are in elements; those of a head lie side by side.
+typedef struct nvte_rope_args_t {
+  // sizeof(nvte_rope_args_t).
+  uint32_t struct_size;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16: of x and y.
+  int32_t dtype;
+  // Tokens of a sequence; of all sequences where they are packed.
+  int64_t seq;
+  // Sequences of this length.
+  int64_t batch;
+  // Heads of a token.
+  int64_t heads;
+  // Elements of a head.
+  int64_t head_dim;
+  // Device: input; backward: gradient of the output.
+  const void *x;
+  // From token to token of a sequence of x.
+  int64_t x_seq_stride;
+  // From sequence to sequence of x.
+  int64_t x_batch_stride;
+  // From head to head of x.
+  int64_t x_head_stride;
+  // Device: output; backward: gradient of the input. It may be x itself: same address, same strides.
+  void *y;
+  // From token to token of a sequence of y.
+  int64_t y_seq_stride;
+  // From sequence to sequence of y.
+  int64_t y_batch_stride;
+  // From head to head of y.
+  int64_t y_head_stride;
+  // Pairs, table, positions.
+  const nvte_rope_angles_t *angles;
+} nvte_rope_args_t;
+
+// Arguments of nvte_rope_qkv_fwd and nvte_rope_qkv_bwd. Strides are in elements; the heads of a token lie side by side.
+typedef struct nvte_rope_qkv_args_t {
+  // sizeof(nvte_rope_qkv_args_t).
+  uint32_t struct_size;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16: of all tensors.
+  int32_t dtype;
+  // NVTE_QKV_CONCATENATED or NVTE_QKV_GROUPED.
+  int32_t order;
+  // 0.
+  uint32_t reserved;
+  // Tokens of a sequence; of all sequences where they are packed.
+  int64_t seq;
+  // Sequences of this length.
+  int64_t batch;
+  // Query heads; grouped: a multiple of kv_heads.
+  int64_t q_heads;
+  // Key heads, and value heads.
+  int64_t kv_heads;
+  // Elements of a head.
+  int64_t head_dim;
+  // Device: packed QKV. Read by the forward pass, written by the backward pass.
+  void *qkv;
+  // From token to token of a sequence of qkv.
+  int64_t qkv_seq_stride;
+  // From sequence to sequence of qkv.
+  int64_t qkv_batch_stride;
+  // Device: queries, rotated. Written by the forward pass, read by the backward pass, as are k and v.
+  void *q;
+  // From token to token of a sequence of q.
+  int64_t q_seq_stride;
+  // From sequence to sequence of q.
+  int64_t q_batch_stride;
+  // Device: keys, rotated.
+  void *k;
+  // Device: values, copied.
+  void *v;
+  // From token to token of a sequence of k, and of v.
+  int64_t kv_seq_stride;
+  // From sequence to sequence of k, and of v.
+  int64_t kv_batch_stride;
+  // Pairs, table, positions.
+  const nvte_rope_angles_t *angles;
+} nvte_rope_qkv_args_t;
+
 // Arguments of nvte_scaling_update: the caller's arrays over slots slots. Zero-initialise it and set struct_size.
 typedef struct nvte_scaling_update_args_t {
   // sizeof(nvte_scaling_update_args_t).
@@ -1532,6 +1656,57 @@ nvte_status_t nvte_layernorm_bwd(nvte_context_t ctx, const nvte_norm_bwd_args_t 
 // Errors: as nvte_layernorm_bwd; NVTE_ERROR_UNSUPPORTED for mu or dbeta.
 nvte_status_t nvte_rmsnorm_bwd(nvte_context_t ctx, const nvte_norm_bwd_args_t *args, nvte_stream_t stream);
 
+// The table of a rotary position embedding, on the host: the angle of pair i at position t is t * base^(-2i / rotary_dim).
+//
+// Row r is position start + r. Copy it to the device for a CUDA context.
+//
+// Shapes: cos and sin [rows, rotary_dim / 2], dense; rotary_dim even. Units: none. Pointers: host. Alignment: 4 bytes. Aliasing: cos and
+// sin must not overlap. Stream order: none. Determinism: angles are formed in f64 and rounded once.
+//
+// Errors: NVTE_ERROR_NULL_POINTER, NVTE_ERROR_MISALIGNED, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_SIZE_OVERFLOW.
+nvte_status_t nvte_rope_table(int64_t start, int64_t rows, int64_t rotary_dim, double base, float *cos, float *sin);
+
+// Rotary position embedding: a pair (a, b) of a head becomes (a cos - b sin, b cos + a sin), with the angle of its place in the head and
+// of its token's position. What lies behind rotary_dim is copied.
+//
+// Shapes: x and y [seq, batch, heads, head_dim] by their strides, which serve every layout: sbhd, bshd, bhsd, and thd with cu_seqlens.
+// Units: strides in elements. Pointers: structs are on the host, data, table and positions on the device. Alignment: that of the element
+// type (multiples of 16 bytes for bases and strides, a rotary_dim of a multiple of 16 elements and a head_dim of 8 are faster). Aliasing: y
+// may be x, with the same strides; otherwise it must not overlap an input, nor itself. Stream order: enqueued on stream, nothing waits.
+// Determinism: the same bits on every back end: f32, each product and the sum rounded, then one rounding to the type of y.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED,
+// NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_UNSUPPORTED (reserved fields), NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_rope_fwd(nvte_context_t ctx, const nvte_rope_args_t *args, nvte_stream_t stream);
+
+// The gradient of nvte_rope_fwd: the same with the opposite angle. x is the gradient of the output, y that of the input.
+//
+// Shapes: as nvte_rope_fwd. Units: the same. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
+// Determinism: the same.
+//
+// Errors: as nvte_rope_fwd.
+nvte_status_t nvte_rope_bwd(nvte_context_t ctx, const nvte_rope_args_t *args, nvte_stream_t stream);
+
+// Splits packed QKV into q, k and v, and rotates q and k as nvte_rope_fwd does: each element is read once and written once.
+//
+// Shapes: qkv [seq, batch, (q_heads + 2 kv_heads) * head_dim], q [seq, batch, q_heads, head_dim], k and v [seq, batch, kv_heads, head_dim],
+// tokens by their strides. Units: strides in elements. Pointers: structs are on the host, data, table and positions on the device.
+// Alignment: as nvte_rope_fwd. Aliasing: outputs must not overlap inputs, each other or themselves. Stream order: enqueued on stream,
+// nothing waits. Determinism: as nvte_rope_fwd.
+//
+// Errors: as nvte_rope_fwd.
+nvte_status_t nvte_rope_qkv_fwd(nvte_context_t ctx, const nvte_rope_qkv_args_t *args, nvte_stream_t stream);
+
+// The gradient of nvte_rope_qkv_fwd: from those of q, k and v, which are read, to that of qkv, which is written.
+//
+// Shapes: as nvte_rope_qkv_fwd. Units: the same. Pointers: the same. Alignment: the same. Aliasing: qkv must not overlap q, k, v or itself;
+// those may share memory. Stream order: the same. Determinism: the same.
+//
+// Errors: as nvte_rope_fwd.
+nvte_status_t nvte_rope_qkv_bwd(nvte_context_t ctx, const nvte_rope_qkv_args_t *args, nvte_stream_t stream);
+
 // Ends a period for all slots in one launch: rolls the amax histories and makes the new scales (section 4 above).
 //
 // Shapes: arrays over slots, history of slots x (history_len - 1). Units: strides in elements. Pointers: the struct is on the host, the
@@ -1625,6 +1800,11 @@ struct nvte_api_t {
   nvte_status_t (*layer_destroy)(nvte_layer_t layer);
   nvte_status_t (*softmax_fwd)(nvte_context_t ctx, const nvte_softmax_fwd_args_t *args, nvte_stream_t stream);
   nvte_status_t (*softmax_bwd)(nvte_context_t ctx, const nvte_softmax_bwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*rope_table)(int64_t start, int64_t rows, int64_t rotary_dim, double base, float *cos, float *sin);
+  nvte_status_t (*rope_fwd)(nvte_context_t ctx, const nvte_rope_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*rope_bwd)(nvte_context_t ctx, const nvte_rope_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*rope_qkv_fwd)(nvte_context_t ctx, const nvte_rope_qkv_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*rope_qkv_bwd)(nvte_context_t ctx, const nvte_rope_qkv_args_t *args, nvte_stream_t stream);
 };
 
 #ifdef __cplusplus

@@ -7,7 +7,9 @@ mod common;
 use std::mem::{offset_of, size_of};
 
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
-use nvte::capi::{activation::*, api, cast::*, context::*, gemm::*, info::*, layer_args::*, norm::*, scaling::*, softmax::*, types::*};
+use nvte::capi::{
+    activation::*, api, cast::*, context::*, gemm::*, info::*, layer_args::*, norm::*, rope::*, scaling::*, softmax::*, types::*,
+};
 
 fn dynamic() -> Dynamic {
     Dynamic::read(&std::fs::read(library()).unwrap())
@@ -96,6 +98,15 @@ fn layouts_are_the_golden_list() {
         }
         nvte_activation_bwd_args_t {
             struct_size, kind, dy, input, output, dbias, dbias_dtype, accumulate, workspace, workspace_bytes,
+        }
+        nvte_rope_angles_t {
+            struct_size, interleaved, rotary_dim, cos, sin, table_rows, table_ld, start, positions, positions_i64, reserved, positions_seq_stride, positions_batch_stride, start_positions, cu_seqlens, sequences,
+        }
+        nvte_rope_args_t {
+            struct_size, dtype, seq, batch, heads, head_dim, x, x_seq_stride, x_batch_stride, x_head_stride, y, y_seq_stride, y_batch_stride, y_head_stride, angles,
+        }
+        nvte_rope_qkv_args_t {
+            struct_size, dtype, order, reserved, seq, batch, q_heads, kv_heads, head_dim, qkv, qkv_seq_stride, qkv_batch_stride, q, q_seq_stride, q_batch_stride, k, v, kv_seq_stride, kv_batch_stride, angles,
         }
         nvte_capability_t {
             struct_size, device_type, ordinal, arch, multiprocessors, fp8_cast_hardware, fp8_gemm_hardware, fp8_gemm_k_major_only,

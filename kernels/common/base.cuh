@@ -164,6 +164,8 @@ DEVICE void record_amax(float *slot, u32 bits) { atomicMax((u32 *)slot, bits > 0
 DEVICE Vec16 ld16(const void *p) { Vec16 v; asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
 // Read once, not kept in L1.
 DEVICE Vec16 ld16_stream(const void *p) { Vec16 v; asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
+// Read once, not kept in L1, of memory that the same thread may write afterwards.
+DEVICE Vec16 ld16_once(const void *p) { Vec16 v; asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
 DEVICE void st16(void *p, Vec16 v) { asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory"); }
 DEVICE void st8(void *p, Vec8 v) { asm volatile("st.global.v2.u32 [%0], {%1,%2};" :: "l"(p), "r"(v.w[0]), "r"(v.w[1]) : "memory"); }
 

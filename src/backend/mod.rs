@@ -65,6 +65,7 @@ pub(crate) trait Backend: Send + Sync {
         unsafe { self.cast(first, stream).and_then(|()| self.cast(second, stream)) }
     }
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()>;
+    unsafe fn rope(&self, job: &ops::rope::RopeJob, stream: Stream) -> Result<()>;
     unsafe fn dequantize(&self, args: &ops::dequantize::DequantizeArgs, stream: Stream) -> Result<()>;
     unsafe fn fp8_transpose(&self, args: &ops::dequantize::TransposeArgs, stream: Stream) -> Result<()>;
     unsafe fn softmax_fwd(&self, args: &ops::softmax::SoftmaxFwdArgs, stream: Stream) -> Result<()>;

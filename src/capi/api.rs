@@ -87,6 +87,11 @@ table! {
     layers::nvte_layer_destroy,
     softmax::nvte_softmax_fwd,
     softmax::nvte_softmax_bwd,
+    rope::nvte_rope_table,
+    rope::nvte_rope_fwd,
+    rope::nvte_rope_bwd,
+    rope::nvte_rope_qkv_fwd,
+    rope::nvte_rope_qkv_bwd,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

@@ -18,6 +18,7 @@ pub mod info;
 pub mod layer_args;
 pub mod layers;
 pub mod norm;
+pub mod rope;
 pub mod scaling;
 pub mod softmax;
 pub mod types;

@@ -11,5 +11,6 @@ pub(crate) mod check;
 pub mod dequantize;
 pub mod gemm;
 pub mod norm;
+pub mod rope;
 pub mod scaling;
 pub mod softmax;

@@ -228,7 +228,8 @@ fn overlaps(f: &Function) -> Vec<Fault> {
             for shift in [0, 4] {
                 let (to, from) = (places(f).swap_remove(to), places(f).swap_remove(from));
                 let may_be = f.matrices.iter().any(|m| m.name == to.name && m.may_be.contains(&from.name))
-                    || f.matrices.iter().any(|m| m.name == from.name && m.may_be.contains(&to.name));
+                    || f.matrices.iter().any(|m| m.name == from.name && m.may_be.contains(&to.name))
+                    || f.pointers.iter().any(|p| p.name == to.name && p.may_be.contains(&from.name));
                 if (shift == 0 && may_be) || shift % to.align != 0 || shift >= from.bytes {
                     continue;
                 }

@@ -96,15 +96,21 @@ pub struct Pointer {
     pub bytes: usize,
     pub align: usize,
     pub required: bool,
+    /// Names of pointers whose memory it may be, exactly.
+    pub may_be: &'static [&'static str],
 }
 
 impl Pointer {
     pub fn new(name: &'static str, role: Role, bytes: usize, align: usize, required: bool) -> Self {
-        Self { name, role, bytes, align, required }
+        Self { name, role, bytes, align, required, may_be: &[] }
     }
     /// `count` words of four bytes.
     pub fn words(name: &'static str, role: Role, count: i64) -> Self {
         Self::new(name, role, 4 * count as usize, 4, true)
+    }
+    pub fn may_be(mut self, names: &'static [&'static str]) -> Self {
+        self.may_be = names;
+        self
     }
     pub fn optional(mut self) -> Self {
         self.required = false;

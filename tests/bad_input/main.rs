@@ -12,6 +12,7 @@ mod framework;
 mod gemm;
 mod layers;
 mod norm;
+mod rope;
 mod scaling;
 mod softmax;
 
@@ -45,6 +46,7 @@ fn functions() -> Vec<Function> {
         norm::functions(),
         scaling::functions(),
         softmax::functions(),
+        rope::functions(),
     ]
     .into_iter()
     .flatten()
@@ -55,7 +57,7 @@ fn functions() -> Vec<Function> {
 fn every_function_is_tried() {
     let described = functions();
     for name in NAMES {
-        let by_hand = gemm::BY_HAND.contains(name) || layers::BY_HAND.contains(name);
+        let by_hand = gemm::BY_HAND.contains(name) || layers::BY_HAND.contains(name) || rope::BY_HAND.contains(name);
         let tried = BASE.contains(name) || by_hand || described.iter().any(|f| f.name == *name);
         assert!(tried, "{name} has no description in tests/bad_input");
     }
@@ -99,6 +101,11 @@ fn functions_about_plans_of_products() {
 #[test]
 fn functions_about_layers() {
     layers::the_rest();
+}
+
+#[test]
+fn functions_about_angles() {
+    rope::the_rest();
 }
 
 #[test]

@@ -269,6 +269,34 @@ inline void rmsnorm_bwd(const context &ctx, const nvte_norm_bwd_args_t &args, nv
   check(api().rmsnorm_bwd(ctx.get(), &args, stream));
 }
 
+// Cosines and sines of a rotary position embedding, on the host: [rows, rotary_dim / 2] each, for positions from `start` on.
+inline void rope_table(std::int64_t start, std::int64_t rows, std::int64_t rotary_dim, double base, float *cos, float *sin) {
+  check(api().rope_table(start, rows, rotary_dim, base, cos, sin));
+}
+// The angles of a dense table [rows, rotary_dim / 2]; change the fields of the result for more. args of the four below: sized<>(), then
+// filled; they hold a pointer to the angles.
+inline nvte_rope_angles_t rope_angles(const float *cos, const float *sin, std::int64_t rows, std::int64_t rotary_dim) {
+  nvte_rope_angles_t angles = sized<nvte_rope_angles_t>();
+  angles.cos = cos;
+  angles.sin = sin;
+  angles.table_rows = rows;
+  angles.table_ld = rotary_dim / 2;
+  angles.rotary_dim = rotary_dim;
+  return angles;
+}
+inline void rope_fwd(const context &ctx, const nvte_rope_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().rope_fwd(ctx.get(), &args, stream));
+}
+inline void rope_bwd(const context &ctx, const nvte_rope_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().rope_bwd(ctx.get(), &args, stream));
+}
+inline void rope_qkv_fwd(const context &ctx, const nvte_rope_qkv_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().rope_qkv_fwd(ctx.get(), &args, stream));
+}
+inline void rope_qkv_bwd(const context &ctx, const nvte_rope_qkv_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().rope_qkv_bwd(ctx.get(), &args, stream));
+}
+
 inline void activation_fwd(const context &ctx, std::int32_t kind, const nvte_tensor_t *input, const nvte_tensor_t *output,
                            nvte_stream_t stream = nullptr) {
   check(api().activation_fwd(ctx.get(), kind, input, output, stream));

@@ -1,6 +1,6 @@
 """The C ABI as data. Generated from include/nvte.h by bindings/python/abi.py; do not edit."""
 
-from ctypes import Structure, c_char, c_char_p, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import Structure, c_char, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 NVTE_OK = 0
 NVTE_ERROR_NULL_POINTER = 100
@@ -66,6 +66,8 @@ NVTE_LAYER_ACCUMULATE_DW = 16
 NVTE_LAYER_CALIBRATE = 32
 NVTE_LAYER_WEIGHT_SCALE_DUE = 64
 NVTE_LAYER_WEIGHT_SCALE_KEEP = 128
+NVTE_QKV_CONCATENATED = 0
+NVTE_QKV_GROUPED = 1
 NVTE_AMAX_MAX = 0
 NVTE_AMAX_MOST_RECENT = 1
 
@@ -432,6 +434,72 @@ class nvte_norm_bwd_args_t(Structure):
     ]
 
 
+class nvte_rope_angles_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("interleaved", c_int32),
+        ("rotary_dim", c_int64),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("table_rows", c_int64),
+        ("table_ld", c_int64),
+        ("start", c_int64),
+        ("positions", c_void_p),
+        ("positions_i64", c_int32),
+        ("reserved", c_uint32),
+        ("positions_seq_stride", c_int64),
+        ("positions_batch_stride", c_int64),
+        ("start_positions", c_void_p),
+        ("cu_seqlens", c_void_p),
+        ("sequences", c_int64),
+    ]
+
+
+class nvte_rope_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dtype", c_int32),
+        ("seq", c_int64),
+        ("batch", c_int64),
+        ("heads", c_int64),
+        ("head_dim", c_int64),
+        ("x", c_void_p),
+        ("x_seq_stride", c_int64),
+        ("x_batch_stride", c_int64),
+        ("x_head_stride", c_int64),
+        ("y", c_void_p),
+        ("y_seq_stride", c_int64),
+        ("y_batch_stride", c_int64),
+        ("y_head_stride", c_int64),
+        ("angles", c_void_p),
+    ]
+
+
+class nvte_rope_qkv_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dtype", c_int32),
+        ("order", c_int32),
+        ("reserved", c_uint32),
+        ("seq", c_int64),
+        ("batch", c_int64),
+        ("q_heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("qkv", c_void_p),
+        ("qkv_seq_stride", c_int64),
+        ("qkv_batch_stride", c_int64),
+        ("q", c_void_p),
+        ("q_seq_stride", c_int64),
+        ("q_batch_stride", c_int64),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("kv_seq_stride", c_int64),
+        ("kv_batch_stride", c_int64),
+        ("angles", c_void_p),
+    ]
+
+
 class nvte_scaling_update_args_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -536,4 +604,9 @@ FUNCTIONS = {
     "nvte_layer_destroy": (c_int32, (c_void_p,)),
     "nvte_softmax_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_softmax_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_rope_table": (c_int32, (c_int64, c_int64, c_int64, c_double, c_void_p, c_void_p)),
+    "nvte_rope_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_rope_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_rope_qkv_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_rope_qkv_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
 }

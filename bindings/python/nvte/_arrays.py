@@ -144,6 +144,17 @@ class Space:
             raise ValueError(f"{name}: must be {length} integers without gaps, and has the shape {tuple(x.shape)}")
         return self.extent(x)[0]
 
+    def words_read(self, name, x, length):
+        """Address of a vector of 32-bit integers without gaps, which the call reads; 0 for None."""
+        if x is None:
+            return 0
+        if self.require(name, x).dtype not in self.integers:
+            raise TypeError(f"{name}: must be of 32-bit integers, and is {x.dtype}")
+        count, dense = self.layout(x)
+        if count != length or not dense:
+            raise ValueError(f"{name}: must be {length} integers without gaps, and has the shape {tuple(x.shape)}")
+        return self.extent(x)[0]
+
     def slot(self, name, x):
         """Address of one float32; 0 for None."""
         return self.floats(name, x, 1)
@@ -161,7 +172,7 @@ class Space:
 class NumpySpace(Space):
     """numpy arrays, on the CPU."""
 
-    __slots__ = ("np", "numbers", "types", "integers")
+    __slots__ = ("np", "numbers", "types", "integers", "long")
     framework = "numpy"
 
     def __init__(self):
@@ -169,7 +180,7 @@ class NumpySpace(Space):
 
         self.np, self.index, self.device = np, -1, "cpu"
         self.numbers = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint8): BYTES, np.dtype(np.int8): BYTES}
-        self.integers = (np.dtype(np.uint32), np.dtype(np.int32))
+        self.integers, self.long = (np.dtype(np.uint32), np.dtype(np.int32)), np.dtype(np.int64)
         self.types = [np.dtype(np.float32), np.dtype(np.float16), None, None, None]
 
     def _learn(self):
@@ -249,6 +260,19 @@ class NumpySpace(Space):
         if x.ndim != 2 or x.dtype != self.types[0]:
             raise TypeError(f"{name}: must be float32 [slots, steps], and is {x.dtype} {x.shape}")
         return x.__array_interface__["data"][0], x.shape, [s // 4 for s in x.strides]
+
+    def strided(self, name, x):
+        """(type number, address, shape, strides in elements)."""
+        size, number = x.dtype.itemsize, self.number(name, x.dtype)
+        if any(s % size for s in x.strides):
+            raise ValueError(f"{name}: strides {x.strides} in bytes are no multiples of the element, {size}")
+        return number, x.__array_interface__["data"][0], x.shape, tuple(s // size for s in x.strides)
+
+    def indices(self, name, x):
+        """(address, whether they are of 64 bits, shape, strides in elements) of integers."""
+        if self.require(name, x).dtype != self.long and x.dtype not in self.integers:
+            raise TypeError(f"{name}: must be of 32- or 64-bit integers, and is {x.dtype}")
+        return x.__array_interface__["data"][0], x.dtype == self.long, x.shape, tuple(s // x.dtype.itemsize for s in x.strides)
 
     def extent(self, x):
         """(address, bytes) of an array without gaps."""
@@ -358,6 +382,19 @@ class TorchSpace(Space):
         if x.dim() != 2 or x.dtype != self.torch.float32:
             raise TypeError(f"{name}: must be float32 [slots, steps], and is {x.dtype} {tuple(x.shape)}")
         return x.data_ptr(), x.shape, x.stride()
+
+    def strided(self, name, x):
+        """(type number, address, shape, strides in elements)."""
+        number = self.numbers.get(x.dtype)
+        if number is None:
+            raise TypeError(f"{name}: {x.dtype} is not an element type of nvte")
+        return number, x.data_ptr() or 256, x.shape, x.stride()
+
+    def indices(self, name, x):
+        """(address, whether they are of 64 bits, shape, strides in elements) of integers."""
+        if self.require(name, x).dtype is not self.torch.int64 and x.dtype not in self.integers:
+            raise TypeError(f"{name}: must be of 32- or 64-bit integers, and is {x.dtype}")
+        return x.data_ptr() or 256, x.dtype is self.torch.int64, x.shape, x.stride()
 
     def extent(self, x):
         """(address, bytes) of a tensor without gaps."""

@@ -9,6 +9,7 @@ mod functions;
 mod gemm;
 mod norm;
 mod parallel;
+mod rope;
 mod scaling;
 mod simd;
 mod softmax;
@@ -171,6 +172,14 @@ impl Backend for CpuBackend {
         if !stream.is_prepare() {
             // SAFETY: forwarded contract.
             unsafe { amax::record(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn rope(&self, job: &ops::rope::RopeJob, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { rope::rope(&self.threads, job) }
         }
         Ok(())
     }

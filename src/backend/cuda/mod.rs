@@ -13,6 +13,7 @@ mod launch;
 mod library;
 mod norm;
 mod nvrtc;
+mod rope;
 mod scaling;
 mod softmax;
 mod sources;
@@ -305,6 +306,11 @@ impl Backend for CudaBackend {
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { amax::record(self, args, stream) }
+    }
+
+    unsafe fn rope(&self, job: &ops::rope::RopeJob, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { rope::rope(self, job, stream) }
     }
 
     unsafe fn dequantize(&self, args: &ops::dequantize::DequantizeArgs, stream: Stream) -> Result<()> {

@@ -33,6 +33,8 @@ sources! {
     NormBwdAny = "norm_bwd_any.cu",
     NormFwd = "norm_fwd.cu",
     NormFwdRow = "norm_fwd_row.cu",
+    Rope = "rope.cu",
+    RopeAny = "rope_any.cu",
     Amax = "amax.cu",
     Dbias = "dbias.cu",
     Dequantize = "dequantize.cu",
@@ -52,6 +54,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("common/ptx_mma.cuh", include_str!("../../../kernels/common/ptx_mma.cuh")),
     ("common/ptx_sm90.cuh", include_str!("../../../kernels/common/ptx_sm90.cuh")),
     ("common/rows.cuh", include_str!("../../../kernels/common/rows.cuh")),
+    ("common/rope.cuh", include_str!("../../../kernels/common/rope.cuh")),
     ("common/smem.cuh", include_str!("../../../kernels/common/smem.cuh")),
     ("common/tile.cuh", include_str!("../../../kernels/common/tile.cuh")),
 ];

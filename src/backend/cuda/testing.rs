@@ -47,6 +47,7 @@ pub fn variants() -> Vec<Variant> {
         super::dequantize::variants(),
         super::gemm::kernels::variants(),
         super::norm::variants(),
+        super::rope::variants(),
         super::scaling::variants(),
         super::softmax::variants(),
     ];

@@ -19,6 +19,7 @@ from .cast import (
 from .dequantize import dequantize, fp8_transpose
 from .gemm import fp8_gemm, gemm, gemm_plans_export, gemm_plans_import, gemm_prepare, gemm_workspace
 from .norm import layernorm_bwd, layernorm_fwd, norm_bwd_workspace, rmsnorm_bwd, rmsnorm_fwd
+from .rope import rope_bwd, rope_fwd, rope_qkv_bwd, rope_qkv_fwd, rope_table
 from .scaling import scaling_update
 from .softmax import softmax_bwd, softmax_fwd
 
@@ -45,6 +46,11 @@ __all__ = [
     "norm_bwd_workspace",
     "rmsnorm_bwd",
     "rmsnorm_fwd",
+    "rope_bwd",
+    "rope_fwd",
+    "rope_qkv_bwd",
+    "rope_qkv_fwd",
+    "rope_table",
     "scaling_update",
     "softmax_bwd",
     "softmax_fwd",

@@ -17,6 +17,7 @@ from .checkpoint import checkpoint, checkpoint_contexts
 from .graphs import make_graphed_callables
 from .info import get_default_recipe, is_bf16_available, is_fp8_available
 from .modules import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
+from .rope import RotaryPositionEmbedding, apply_fused_qkv_rotary_pos_emb, apply_rotary_pos_emb, fused_qkv_rope
 from .region import autocast, fp8_autocast, is_fp8_enabled, reset_scaling, update_scaling
 from .stats import collect_stats
 
@@ -29,12 +30,16 @@ __all__ = [
     "LayerNormMLP",
     "Linear",
     "RMSNorm",
+    "RotaryPositionEmbedding",
+    "apply_fused_qkv_rotary_pos_emb",
+    "apply_rotary_pos_emb",
     "autocast",
     "checkpoint",
     "checkpoint_contexts",
     "collect_stats",
     "fp8_autocast",
     "fp8_worthwhile",
+    "fused_qkv_rope",
     "get_default_recipe",
     "is_bf16_available",
     "is_fp8_available",
