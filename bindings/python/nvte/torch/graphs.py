@@ -167,7 +167,8 @@ def _keep_apart(parameter):
 
     def first_is_copied(grad):
         p = held()
-        return grad.clone() if p is None or p.grad is None else grad
+        # No gradient comes where the product adds to main_grad by itself.
+        return grad.clone() if grad is not None and (p is None or p.grad is None) else grad
 
     parameter.register_hook(first_is_copied)
 
