@@ -85,7 +85,7 @@ DEVICE Stats row_stats(const TX *x, i64 hidden, float inv_n, float eps, u32 t, u
   });
   float sum = row_sum(total(sums), part[RMS ? turn : 0], t >> 5, T >> 5, barrier);
   if (RMS) return finish(0.0f, 0.0f, sum, inv_n, eps);
-  const float centre = sum * inv_n;
+  const float centre = centre_of(sum, inv_n);
   float rests[LANES] = {}, squares[LANES] = {};
   each_to_sum<VEC>(x, hidden, t, T, [&](auto &v) {
 #pragma unroll

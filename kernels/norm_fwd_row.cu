@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1) norm_fwd_row(const 
   if (RMS) {
     s = finish(0.0f, 0.0f, group_sum(squares[0] + squares[1], &parts[0][warp], parts[0], a.warps, barrier), a.inv_n, a.eps);
   } else {
-    const float centre = group_sum(sum[0] + sum[1], &parts[0][warp], parts[0], a.warps, barrier) * a.inv_n;
+    const float centre = centre_of(group_sum(sum[0] + sum[1], &parts[0][warp], parts[0], a.warps, barrier), a.inv_n);
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i) {

@@ -29,6 +29,13 @@ struct Args {
 
 DEVICE u32 element_size(int dt) { return dt == DT_F32 ? 4 : is_fp8(dt) ? 1 : 2; }
 
+// The point on which LayerNorm centres a row: its mean, to 12 bits where x has 16. Then x - centre is exact (for x within 2^12 of it):
+// its rounding errors, which values of one binade share, would add up in the rest of the mean. NaN stays NaN.
+DEVICE float centre_of(float sum, float inv_n) {
+  float c = sum * inv_n;
+  return X == DT_F32 || c != c ? c : float_of((bits_of(c) + 0x800u) & 0xFFFFF000u);
+}
+
 struct Stats { float centre, rest, rsigma; };
 
 // From the sum of squares (RMS), or of x - centre and its square.
