@@ -12,6 +12,7 @@
 // block one round trip which overlaps its loads, and saves a launch. Tiles are then walked backwards, so that what the amax kernel read
 // last is still in the cache.
 #include "common/tile.cuh"
+#include "common/dbias.cuh"
 
 typedef Elem<IN>::T In;
 #define V TileVec<IN>::V
@@ -24,17 +25,19 @@ struct CastParams {
   const u32 *skip;      // not 0 there: nothing is written
   const u32 *partials;  // current scaling: partial amaxes as bits; else null
   float *sums;          // [row tiles, cols]
+  void *dbias;          // not null: there is one row of tiles, and the sums go here, of type dbias_dtype
   i64 ldx, ldq, ldqt, rows, cols;
   i64 last;             // columns of the last row
   u32 col_tiles, partial_count;
   u32 tail;             // elements behind the last row
   u32 power_of_two, empty;
   float margin_factor, epsilon;
+  u32 dbias_dtype, accumulate;
   u32 pad;
 };
 
 // The scale of this tensor, for all threads of block `block`. Block 0 writes the slots. Holds barriers.
-DEVICE float scale_of(const CastParams &p, u32 block) {
+template <int O> DEVICE float scale_of(const CastParams &p, u32 block) {
   bool first = block == 0 && threadIdx.x == 0;
   if (!p.partials) {
     float scale = p.scale ? *p.scale : 1.0f;
@@ -48,7 +51,7 @@ DEVICE float scale_of(const CastParams &p, u32 block) {
   bits = block_max<TILE_THREADS>(bits);
   if (threadIdx.x == 0) {
     float amax = float_of(bits > 0x7F800000u ? 0x7FFFFFFFu : bits);
-    float scale = p.empty ? 1.0f : scale_from_amax(amax, FP8_MAX(OUT), p.margin_factor, p.epsilon, p.power_of_two != 0, 1.0f);
+    float scale = p.empty ? 1.0f : scale_from_amax(amax, FP8_MAX(O), p.margin_factor, p.epsilon, p.power_of_two != 0, 1.0f);
     shared_scale = scale;
     if (first) {
       if (p.amax) *p.amax = amax;
@@ -75,11 +78,17 @@ DEVICE void finish_amax(const CastParams &p, const u32 (&part)[TILE_THREADS / 32
 
 DEVICE u32 tile_index(const CastParams &p, u32 block, u32 blocks) { return p.partials ? blocks - 1 - block : block; }
 
-// One tile: block `block` of the `blocks` that share this tensor.
-DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks) {
+#if DBIAS
+// The sum of column `col` over the rows of one row of tiles.
+DEVICE void leave_sum(const CastParams &p, i64 row_tile, i64 col, float sum) {
+  if (p.dbias) store_sum(p.dbias, p.dbias_dtype, col, sum, p.accumulate != 0);
+  else p.sums[row_tile * p.cols + col] = sum;
+}
+#endif
+
+// One tile, to codes of format O: block `block` of the `blocks` that share this tensor. SUMS: column sums beside it.
+template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks, Vec16 *shared, u32 (&part)[TILE_THREADS / 32]) {
   if (p.skip && *p.skip) return;
-  __shared__ Vec16 shared[TILE * TILE / 16];
-  __shared__ u32 part[TILE_THREADS / 32];
   u8 *tile = (u8 *)shared;
   u32 index = tile_index(p, block, blocks);
   i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * TILE, row = row0 + tile_row();
@@ -97,11 +106,9 @@ DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks) {
       if (row + i < rows_here[n]) raw[i][n] = ld16_stream(from + i * p.ldx);
     }
   }
-  float scale = scale_of(p, block);
+  float scale = scale_of<O>(p, block);
   u32 amax = 0, code[8][2];
-#if DBIAS
   float sum[8] = {};
-#endif
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     float v[8];
@@ -115,12 +122,10 @@ DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks) {
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       amax = umax(amax, abs_bits(v[j]));
-#if DBIAS
-      sum[j] += v[j];
-#endif
+      if (SUMS) sum[j] += v[j];
     }
-    code[i][0] = f32x4_to_fp8x4<OUT>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
-    code[i][1] = f32x4_to_fp8x4<OUT>(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale);
+    code[i][0] = f32x4_to_fp8x4<O>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
+    code[i][1] = f32x4_to_fp8x4<O>(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale);
   }
   if (p.q) {
     u8 *to = p.q + row * p.ldq + col0;
@@ -139,12 +144,12 @@ DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks) {
       i64 at = (p.rows - 1) * TILE + p.last + threadIdx.x;
       float v = Elem<IN>::load(p.x[at]);
       amax = umax(amax, abs_bits(v));
-      p.q[at] = f32_to_fp8<OUT>(v * scale);
+      p.q[at] = f32_to_fp8<O>(v * scale);
     }
   }
 #if DBIAS
   // Sixteen row groups per column: two meet in a shuffle, the eight warps in shared memory.
-  {
+  if (SUMS) {
     float *sums = (float *)shared;
     u32 warp = threadIdx.x >> 5;
 #pragma unroll
@@ -158,7 +163,7 @@ DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks) {
       float total = 0.0f;
 #pragma unroll
       for (int w = 0; w < 8; w++) total += sums[w * TILE + threadIdx.x];
-      p.sums[row0 / TILE * p.cols + col] = total;
+      leave_sum(p, row0 / TILE, col, total);
     }
     __syncthreads();
   }
@@ -175,21 +180,23 @@ DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks) {
 #define BLOCKS_PER_PROCESSOR (IN == DT_F32 ? 2 : (DBIAS ? 3 : 4) - (__CUDA_ARCH__ >= 1000))
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR) cast_tile(const __grid_constant__ CastParams p) {
-  cast_block(p, blockIdx.x, gridDim.x);
+  __shared__ Vec16 shared[TILE * TILE / 16];
+  __shared__ u32 part[TILE_THREADS / 32];
+  cast_block<OUT, DBIAS != 0>(p, blockIdx.x, gridDim.x, shared, part);
 }
 
-#if !DBIAS
-// Two tensors in one launch, an input and a weight: the first `blocks` blocks take the first.
+// Two tensors in one launch, an input or a gradient with a weight, which is always E4M3: the first `blocks` blocks take the first.
 struct CastPair {
   CastParams first, second;
   u32 blocks, pad;
 };
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR) cast_pair(const __grid_constant__ CastPair p) {
-  if (blockIdx.x < p.blocks) cast_block(p.first, blockIdx.x, p.blocks);
-  else cast_block(p.second, blockIdx.x - p.blocks, gridDim.x - p.blocks);
+  __shared__ Vec16 shared[TILE * TILE / 16];
+  __shared__ u32 part[TILE_THREADS / 32];
+  if (blockIdx.x < p.blocks) cast_block<OUT, DBIAS != 0>(p.first, blockIdx.x, p.blocks, shared, part);
+  else cast_block<DT_E4M3, false>(p.second, blockIdx.x - p.blocks, gridDim.x - p.blocks, shared, part);
 }
-#endif
 
 // Tile of 128 rows x 64 columns: thread t takes column t % 64 of every fourth row.
 #define ANY_COLS 64
@@ -202,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) cast_any(const __grid
   i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * ANY_COLS, col = col0 + tx;
   // Rows of this tile in which this thread's column exists.
   i64 rows_here = imin(TILE, (col >= p.cols ? 0 : col < p.last ? p.rows : p.rows - 1) - row0);
-  float scale = scale_of(p, blockIdx.x);
+  float scale = scale_of<OUT>(p, blockIdx.x);
   u32 amax = 0;
 #if DBIAS
   float sum = 0.0f;
@@ -230,7 +237,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) cast_any(const __grid
     __shared__ float sums[4][ANY_COLS];
     sums[ty][tx] = sum;
     __syncthreads();
-    if (ty == 0 && col < p.cols) p.sums[row0 / TILE * p.cols + col] = sums[0][tx] + sums[1][tx] + sums[2][tx] + sums[3][tx];
+    if (ty == 0 && col < p.cols) leave_sum(p, row0 / TILE, col, sums[0][tx] + sums[1][tx] + sums[2][tx] + sums[3][tx]);
   }
 #endif
   bool record = records_amax(p);

@@ -1,14 +1,14 @@
-// The end of a bias gradient: out[c] (+)= sum over p of partials[p, c], partials f32 [count, cols] dense, out OUT [cols].
+// The end of a bias gradient: out[c] (+)= sum over p of partials[p, c], partials f32 [count, cols] dense, out [cols] of f32, f16 or bf16.
 //
 // One block of 256 threads per 32 columns: eight threads share a column, each adds every eighth partial row, then they meet in shared
 // memory: one fixed order, no atomics. Bytes moved: the partials.
-#include "common/base.cuh"
+#include "common/dbias.cuh"
 
 struct DbiasParams {
   const float *partials;
-  Elem<OUT>::T *out;
+  void *out;
   i64 count, cols;
-  u32 accumulate, pad;
+  u32 accumulate, dtype;
 };
 
 extern "C" __global__ void __launch_bounds__(256) dbias_finish(const __grid_constant__ DbiasParams p) {
@@ -32,7 +32,6 @@ extern "C" __global__ void __launch_bounds__(256) dbias_finish(const __grid_cons
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < 8; w++) total += part[w][tx];
-    if (p.accumulate) total += Elem<OUT>::load(p.out[col]);
-    p.out[col] = Elem<OUT>::store(total);
+    store_sum(p.out, p.dtype, col, total, p.accumulate != 0);
   }
 }

@@ -52,6 +52,12 @@ struct Gradient {
     transposed: TensorView,
 }
 
+/// Where dgrad finds a weight, and the cast that must come first.
+struct WeightForBackward {
+    copies: Copies,
+    job: Option<CastJob>,
+}
+
 impl Layer {
     /// Whether the gradient of product `i`'s input is wanted.
     fn wants_dgrad(i: usize, flags: &LayerFlags) -> bool {
@@ -214,18 +220,24 @@ impl Layer {
                 }
                 let p = self.products[i];
                 let (dgrad, wgrad) = (Self::wants_dgrad(i, flags), !a.dw[i].data.is_null());
+                let weight = match fp8 && dgrad {
+                    true => Some(self.weight_for_backward(a, i, &saved, &plan, cached, cache.as_deref())?),
+                    false => None,
+                };
                 let g = match fp8 {
-                    true => self.fp8_gradient(a, i, &from, &saved, &plan, wgrad, stream)?,
+                    true => self.fp8_gradient(a, i, &from, &saved, &plan, wgrad, weight.as_ref(), stream)?,
                     false => self.high_gradient(a, i, &from, &saved, &plan, stream)?,
                 };
+                if let (Some(_), Some(cache)) = (&weight, cache.as_deref_mut()) {
+                    cache.valid |= 2 << (2 * i);
+                }
                 if dgrad {
                     let out = match (i, norm) {
                         (1, _) => TensorView::new(config.dtype, plan.dact, t, p.k),
                         (_, Some(_)) => TensorView::new(config.dtype, plan.dnorm, t, p.k),
                         (_, None) => view(config.dtype, a.dx, t, p.k),
                     };
-                    let mut args = if fp8 {
-                        let copies = self.weight_for_backward(a, i, &saved, &plan, cached, cache.as_deref_mut(), stream)?;
+                    let mut args = if let Some(WeightForBackward { copies, .. }) = &weight {
                         let weight = TensorView::new(self.formats().0, copies.transposed, p.k, pad(p.n));
                         let weight = weight.with_scaling(Ptr::NULL, copies.scale_inv, Ptr::NULL);
                         GemmArgs::new(g.row, weight, out, config.accumulate[1])
@@ -263,7 +275,7 @@ impl Layer {
         Ok(())
     }
 
-    /// The gradient of product `i`'s output in FP8, and the bias gradient beside it.
+    /// The gradient of product `i`'s output in FP8, the bias gradient beside it, and the cast of the weight that dgrad waits for.
     ///
     /// # Safety
     /// As [`Layer::backward`], checked.
@@ -275,6 +287,7 @@ impl Layer {
         saved: &Saved,
         plan: &BackwardPlan,
         wgrad: bool,
+        weight: Option<&WeightForBackward>,
         stream: Stream,
     ) -> Result<Gradient> {
         let (t, n, b) = (a.call.tokens, self.products[i].n, self.ctx.backend());
@@ -296,8 +309,12 @@ impl Layer {
             // Where nothing is cast nothing is recorded.
             ..CastJob::new(input, if current.is_none() && cast { delayed } else { just_in_time })
         };
+        let mut weight = weight.and_then(|w| w.job.as_ref());
         // SAFETY: forwarded contract.
         unsafe {
+            if let Some(job) = weight {
+                pad_codes(self, &job.output, stream)?;
+            }
             match activation {
                 Some(_) if current.is_some() => {
                     let unrounded = TensorView::new(Self::UNROUNDED, plan.dpre, t, n);
@@ -305,8 +322,17 @@ impl Layer {
                     b.cast(&job(unrounded, Ptr::NULL), stream)?;
                 }
                 Some(_) => self.activation_backward(a, from, saved, delayed, plan, stream)?,
-                None if cast || !a.db[i].is_null() => b.cast(&job(*from, a.db[i]), stream)?,
+                None if cast || !a.db[i].is_null() => {
+                    let job = job(*from, a.db[i]);
+                    match weight.take_if(|w| w.current.is_none()) {
+                        Some(weight) => b.cast_pair(&job, weight, stream)?,
+                        None => b.cast(&job, stream)?,
+                    }
+                }
                 None => {}
+            }
+            if let Some(job) = weight {
+                self.cast_and_record(job, stream)?;
             }
             pad_codes(self, &codes, stream)?;
         }
@@ -416,37 +442,28 @@ impl Layer {
         }
     }
 
-    /// The transposed copy of weight `i`, from the cache or made now.
-    ///
-    /// # Safety
-    /// As [`Layer::backward`], checked.
-    unsafe fn weight_for_backward(
+    /// The transposed copy of weight `i`: in the cache, or the cast that makes it.
+    fn weight_for_backward(
         &self,
         a: &BackwardArgs,
         i: usize,
         saved: &Saved,
         plan: &BackwardPlan,
         cached: Option<[Copies; 2]>,
-        cache: Option<&mut WeightCache>,
-        stream: Stream,
-    ) -> Result<Copies> {
+        cache: Option<&WeightCache>,
+    ) -> Result<WeightForBackward> {
+        let job = |to: &Copies, how: &WeightCast| self.weight_job(&a.call, i, a.weights[i], to, how);
         let (Some(copies), Some(cache)) = (cached, cache) else {
             let copies = Copies { scale: saved.weight_scale[i], ..plan.copies[i] };
-            // SAFETY: forwarded contract.
-            unsafe { self.cast_weight(&a.call, i, a.weights[i], &copies, &WeightCast::Again, stream)? };
-            return Ok(copies);
+            return Ok(WeightForBackward { copies, job: Some(job(&copies, &WeightCast::Again)?) });
         };
         let (copies, row, transposed) = (copies[i], 1 << (2 * i), 2 << (2 * i));
-        if cache.valid & transposed == 0 {
-            let kept = cache.valid & row != 0;
-            let how = if kept { WeightCast::Again } else { WeightCast::Fresh { workspace: plan.reduce } };
-            let to = Copies { row: Ptr::NULL, ..copies };
-            // SAFETY: forwarded contract.
-            unsafe { self.cast_weight(&a.call, i, a.weights[i], &to, &how, stream)? };
-            if !stream.is_prepare() {
-                cache.valid |= transposed;
-            }
+        if cache.valid & transposed != 0 {
+            return Ok(WeightForBackward { copies, job: None });
         }
-        Ok(copies)
+        let kept = cache.valid & row != 0;
+        let how = if kept { WeightCast::Again } else { WeightCast::Fresh { workspace: plan.reduce } };
+        let to = Copies { row: Ptr::NULL, ..copies };
+        Ok(WeightForBackward { copies, job: Some(job(&to, &how)?) })
     }
 }

@@ -1,9 +1,6 @@
 //! FP8 copies of the weights: in a cache of the caller's, or for one call in its workspace.
 
-use super::{
-    forward::{pad_codes, view},
-    pad, slot, Arena, Layer, LayerCall, Rows,
-};
+use super::{forward::view, pad, slot, Arena, Layer, LayerCall, Rows};
 use crate::{
     context::Stream,
     error::{Error, Result, Status},
@@ -98,27 +95,6 @@ impl Layer {
             }
         };
         Ok(CastJob { skip: call.skip_refresh, ..job })
-    }
-
-    /// Runs [`Layer::weight_job`].
-    ///
-    /// # Safety
-    /// As the calls of the layer.
-    pub(super) unsafe fn cast_weight(
-        &self,
-        call: &LayerCall,
-        i: usize,
-        w: Rows,
-        to: &Copies,
-        how: &WeightCast,
-        stream: Stream,
-    ) -> Result<()> {
-        let job = self.weight_job(call, i, w, to, how)?;
-        // SAFETY: the layer's call has checked sizes and memory.
-        unsafe {
-            self.cast_and_record(&job, stream)?;
-            pad_codes(self, &job.output, stream)
-        }
     }
 
     /// A cast that records its amax as a maximum, with current scaling too, which by itself would replace what the slot holds.

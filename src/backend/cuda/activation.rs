@@ -190,9 +190,9 @@ pub(super) unsafe fn activation_bwd(backend: &CudaBackend, a: &ActivationBwdArgs
     let queue = Queue::new(backend, stream)?;
     let dbias =
         (!a.dbias.is_null() && a.input.cols > 0).then_some(BiasGradient { ptr: a.dbias, dtype: a.dbias_dtype, accumulate: a.accumulate });
-    if let Some(b) = &dbias {
+    if dbias.is_some() {
         // Both kernels are there before the first is enqueued.
-        queue.load(&Dbias { output: b.dtype })?;
+        queue.load(&Dbias)?;
     }
     let sums = if dbias.is_some() { a.workspace } else { Ptr::NULL };
     // SAFETY: forwarded contract.

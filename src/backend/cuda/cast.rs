@@ -55,19 +55,17 @@ impl KernelSpec for Cast {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Dbias {
-    pub(super) output: DType,
-}
+pub(super) struct Dbias;
 
 impl KernelSpec for Dbias {
     const SOURCE: SourceFile = SourceFile::Dbias;
 
     fn id(&self) -> u64 {
-        self.output as u64
+        0
     }
 
     fn defines(&self) -> Vec<String> {
-        vec![format!("OUT={}", self.output as i32)]
+        Vec::new()
     }
 
     fn entry(&self) -> &'static str {
@@ -85,7 +83,7 @@ pub(super) fn variants() -> Vec<Variant> {
             }
         }
     }
-    all.extend(HIGH.map(|output| Variant::of(&Dbias { output })));
+    all.push(Variant::of(&Dbias));
     all
 }
 
@@ -102,6 +100,7 @@ struct Params {
     skip: Ptr,
     partials: Ptr,
     sums: Ptr,
+    dbias: Ptr,
     ldx: i64,
     ldq: i64,
     ldqt: i64,
@@ -115,6 +114,8 @@ struct Params {
     empty: u32,
     margin_factor: f32,
     epsilon: f32,
+    dbias_dtype: u32,
+    accumulate: u32,
     pad: u32,
 }
 
@@ -126,7 +127,7 @@ struct DbiasParams {
     count: i64,
     cols: i64,
     accumulate: u32,
-    pad: u32,
+    dtype: u32,
 }
 
 /// Rows whose sums the cast kernels leave as one partial row.
@@ -148,19 +149,23 @@ struct Pair {
     pad: u32,
 }
 
-/// How a cast is cut into blocks. Current scaling and column sums are not filled in.
+/// How a cast is cut into blocks. Current scaling is not filled in.
 struct Cut {
     params: Params,
     blocks: u32,
     aligned: bool,
+    /// The column sums that a second kernel adds up: those of more than one row of tiles.
+    unfinished: Option<BiasGradient>,
 }
 
 fn cut(job: &CastJob) -> Result<Cut> {
     const ANY_COLS: i64 = 64;
     let (x, q) = (&job.input, &job.output);
+    let dbias = job.dbias.filter(|_| x.cols > 0);
+    let at_once = dbias.filter(|_| partial_rows(x.rows) == 1);
     let v = vector(x.dtype);
     let row_wise = [Layout::new(x.data, x.ld, x.dtype, 16), Layout::new(q.data, q.ld, q.dtype, v as u64)];
-    let foldable = q.data_t.is_null() && job.dbias.is_none();
+    let foldable = q.data_t.is_null() && dbias.is_none();
     let mut walk = Walk::new(x.rows, x.cols, v, &row_wise, foldable, ANY_COLS);
     walk.aligned &= Layout::new(q.data_t, q.ld_t, q.dtype, 16).aligned(x.cols);
     let (col_tiles, blocks) = walk.tiles(TILE, if walk.aligned { TILE } else { ANY_COLS })?;
@@ -174,7 +179,8 @@ fn cut(job: &CastJob) -> Result<Cut> {
         kept: job.keep_scale,
         skip: job.skip,
         partials: Ptr::NULL,
-        sums: Ptr::NULL,
+        sums: if dbias.is_some() { job.workspace.offset(amax::WORKSPACE) } else { Ptr::NULL },
+        dbias: at_once.map_or(Ptr::NULL, |b| b.ptr),
         ldx: walk.stride(x.ld),
         ldq: walk.stride(q.ld),
         ldqt: q.ld_t,
@@ -188,9 +194,11 @@ fn cut(job: &CastJob) -> Result<Cut> {
         empty: x.is_empty().into(),
         margin_factor: job.current.map_or(1.0, |c| c.margin_factor()),
         epsilon: job.current.map_or(0.0, |c| c.epsilon),
+        dbias_dtype: at_once.map_or(0, |b| b.dtype as u32),
+        accumulate: at_once.is_some_and(|b| b.accumulate).into(),
         pad: 0,
     };
-    Ok(Cut { params, blocks, aligned: walk.aligned })
+    Ok(Cut { params, blocks, aligned: walk.aligned, unfinished: dbias.filter(|_| at_once.is_none()) })
 }
 
 /// # Safety
@@ -198,44 +206,58 @@ fn cut(job: &CastJob) -> Result<Cut> {
 pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) -> Result<()> {
     let queue = Queue::new(backend, stream)?;
     let (x, q) = (&job.input, &job.output);
-    let dbias = job.dbias.filter(|_| x.cols > 0);
-    let Cut { mut params, blocks, aligned } = cut(&CastJob { dbias, ..*job })?;
+    let Cut { mut params, blocks, aligned, unfinished } = cut(job)?;
     if job.current.is_some() {
         params.partials = job.workspace;
         // SAFETY: forwarded contract; the workspace starts with room for the partials.
         params.partial_count = unsafe { amax::partials(&queue, x, params.partials) }?;
     }
-    if dbias.is_some() {
-        params.sums = job.workspace.offset(amax::WORKSPACE);
+    if unfinished.is_some() {
+        queue.load(&Dbias)?;
     }
     let entry = if aligned { Entry::Tile } else { Entry::Any };
-    let spec = Cast { input: x.dtype, output: q.dtype, dbias: dbias.is_some(), entry };
-    // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&spec, &Launch::new([blocks, 1, 1], THREADS), arguments![params]) }?;
-    match &dbias {
-        // SAFETY: the partial sums are being written in stream order.
-        Some(b) => unsafe { finish_dbias(&queue, params.sums, partial_rows(x.rows), x.cols, b) },
+    let spec = Cast { input: x.dtype, output: q.dtype, dbias: !params.sums.is_null(), entry };
+    // SAFETY: the kernel's one parameter, the partial sums in stream order; pointers live by contract.
+    unsafe {
+        queue.launch(&spec, &Launch::new([blocks, 1, 1], THREADS), arguments![params])?;
+        finish_sums(&queue, job, &params, &unfinished)
+    }
+}
+
+/// # Safety
+/// The kernel that leaves the partial sums has been enqueued.
+unsafe fn finish_sums(queue: &Queue<'_>, job: &CastJob, params: &Params, unfinished: &Option<BiasGradient>) -> Result<()> {
+    match unfinished {
+        // SAFETY: forwarded contract.
+        Some(b) => unsafe { finish_dbias(queue, params.sums, partial_rows(job.input.rows), job.input.cols, b) },
         None => Ok(()),
     }
 }
 
-/// Two casts with given scales and no column sums, in one launch where one kernel serves both.
+/// An input or a gradient and a weight with given scales, in one launch where one kernel serves both.
 ///
 /// # Safety
 /// Arguments validated, pointers live.
 pub(super) unsafe fn cast_pair(backend: &CudaBackend, a: &CastJob, b: &CastJob, stream: Stream) -> Result<()> {
     let (first, second) = (cut(a)?, cut(b)?);
     let blocks = first.blocks.checked_add(second.blocks).filter(|n| *n <= 0x7FFF_FFFF);
-    let same = a.input.dtype == b.input.dtype && a.output.dtype == b.output.dtype && first.aligned && second.aligned;
-    let (Some(blocks), true) = (blocks, same) else {
+    let given = a.current.is_none() && b.current.is_none() && b.dbias.is_none();
+    let same = a.input.dtype == b.input.dtype && b.output.dtype == DType::E4m3 && first.aligned && second.aligned;
+    let (Some(blocks), true, true) = (blocks, given, same) else {
         // SAFETY: forwarded contract.
         return unsafe { cast(backend, a, stream).and_then(|()| cast(backend, b, stream)) };
     };
     let queue = Queue::new(backend, stream)?;
+    let spec = Cast { input: a.input.dtype, output: a.output.dtype, dbias: !first.params.sums.is_null(), entry: Entry::Pair };
+    if first.unfinished.is_some() {
+        queue.load(&Dbias)?;
+    }
     let pair = Pair { first: first.params, second: second.params, blocks: first.blocks, pad: 0 };
-    let spec = Cast { input: a.input.dtype, output: a.output.dtype, dbias: false, entry: Entry::Pair };
-    // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&spec, &Launch::new([blocks, 1, 1], THREADS), arguments![pair]) }
+    // SAFETY: the kernel's one parameter, the partial sums in stream order; pointers live by contract.
+    unsafe {
+        queue.launch(&spec, &Launch::new([blocks, 1, 1], THREADS), arguments![pair])?;
+        finish_sums(&queue, a, &pair.first, &first.unfinished)
+    }
 }
 
 /// Adds up `count` partial rows of column sums.
@@ -243,8 +265,8 @@ pub(super) unsafe fn cast_pair(backend: &CudaBackend, a: &CastJob, b: &CastJob, 
 /// # Safety
 /// `partials` is `[count, cols]` f32, the bias gradient `[cols]`, both live.
 pub(super) unsafe fn finish_dbias(queue: &Queue<'_>, partials: Ptr, count: i64, cols: i64, b: &BiasGradient) -> Result<()> {
-    let params = DbiasParams { partials, out: b.ptr, count, cols, accumulate: b.accumulate.into(), pad: 0 };
+    let params = DbiasParams { partials, out: b.ptr, count, cols, accumulate: b.accumulate.into(), dtype: b.dtype as u32 };
     let grid = blocks((cols as u64).div_ceil(32), 0x7FFF_FFFF, "columns")?;
     // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&Dbias { output: b.dtype }, &Launch::new([grid, 1, 1], THREADS), arguments![params]) }
+    unsafe { queue.launch(&Dbias, &Launch::new([grid, 1, 1], THREADS), arguments![params]) }
 }

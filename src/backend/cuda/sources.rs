@@ -47,6 +47,7 @@ sources! {
 pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("common/activation.cuh", include_str!("../../../kernels/common/activation.cuh")),
     ("common/base.cuh", include_str!("../../../kernels/common/base.cuh")),
+    ("common/dbias.cuh", include_str!("../../../kernels/common/dbias.cuh")),
     ("common/functions.cuh", include_str!("../../../kernels/common/functions.cuh")),
     ("common/gemm_epilogue.cuh", include_str!("../../../kernels/common/gemm_epilogue.cuh")),
     ("common/norm.cuh", include_str!("../../../kernels/common/norm.cuh")),
