@@ -35,7 +35,7 @@ _pack_mlp_bwd = packer(
     "dfc1_weight ld_dfc1_weight dfc1_bias dfc2_weight ld_dfc2_weight dfc2_bias dw_dtype reserved",
 )
 
-_bytes, _is_grad_enabled = torch.uint8, torch.is_grad_enabled
+_is_grad_enabled = torch.is_grad_enabled
 _Function = torch.autograd.Function
 _functorch = torch._C._are_functorch_transforms_active
 
@@ -93,12 +93,17 @@ def _check_width(x, width, what="in_features"):
         raise ValueError(f"input: the last dimension of {tuple(x.shape)} must be {what} = {width}")
 
 
-def saved_room(like, size):
+def saved_room(plan, like, size):
     """(bytes, address) for what forward leaves to backward; (None, 0) where that is nothing."""
     if not size:
         return None, 0
-    saved = like.new_empty(size, dtype=_bytes)
+    saved = (plan.room or plan.bytes_like(like))(size)
     return saved, saved.data_ptr()
+
+
+def matrix_like(t, rows, width):
+    """Room for [..., width] beside t [..., another width] of so many rows. Naming the strides takes a third less time."""
+    return t.new_empty_strided((rows, width), (width, 1)) if t.dim() == 2 else t.new_empty((*t.shape[:-1], width))
 
 
 def realigned(saved):
@@ -128,7 +133,7 @@ def _weight_gradients(needs, run, weights, positions):
             targets.append(None)
             results.append(None)
         elif fused is None:
-            dw = w.new_empty(w.shape)
+            dw = matrix_like(w, *w.shape)
             targets.append(dw)
             results.append(dw)
         else:
@@ -171,7 +176,8 @@ def linear_forward(x, weight, bias, run):
     shape = x.shape
     if len(shape) == 2 and x.is_contiguous():
         tokens, ldx = shape[0], k
-        y = x.new_empty((tokens, n))
+        # Naming the strides takes a third less time than `new_empty`.
+        y = x.new_empty_strided((tokens, n), (n, 1))
     else:
         y = x.new_empty((*shape[:-1], n))
         x, tokens, ldx = rows_of(x, k)
@@ -179,14 +185,17 @@ def linear_forward(x, weight, bias, run):
         ldw = k
     else:
         weight, ldw = weight_of(weight)
+    bias_at = 0
     if bias is not None:
-        bias = _vector(bias).data_ptr() or nowhere(bias)
+        if not bias.is_contiguous():
+            bias = bias.contiguous()
+        bias_at = bias.data_ptr() or nowhere(bias)
     per_token, fixed, w_per_token, w_fixed, _, _ = plan.bytes(flags) if sizes is None else sizes
     saved_bytes, size = per_token * tokens + fixed, w_per_token * tokens + w_fixed
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
     if saved_bytes:
-        saved = x.new_empty(saved_bytes, dtype=_bytes)
+        saved = (plan.room or plan.bytes_like(x))(saved_bytes)
         saved_at = saved.data_ptr()
     else:
         saved, saved_at = None, 0
@@ -194,7 +203,7 @@ def linear_forward(x, weight, bias, run):
         plan.handle,
         _pack_linear_fwd(
             _SIZE_LINEAR_FWD, flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x.data_ptr() or nowhere(x), ldx,
-            weight.data_ptr() or nowhere(weight), ldw, bias or 0, y.data_ptr() or nowhere(y), n,
+            weight.data_ptr() or nowhere(weight), ldw, bias_at, y.data_ptr() or nowhere(y), n,
         ),
         stream,
     )  # fmt: skip
@@ -212,7 +221,7 @@ def linear_backward(run, needs, dy, weight, saved, x=None):
     shape = dy.shape
     if len(shape) == 2 and dy.is_contiguous():
         tokens, lddy = shape[0], n
-        dx = dy.new_empty((tokens, k)) if flags & NEEDS_DX else None
+        dx = dy.new_empty_strided((tokens, k), (k, 1)) if flags & NEEDS_DX else None
     else:
         dx = dy.new_empty((*shape[:-1], k)) if flags & NEEDS_DX else None
         dy, tokens, lddy = rows_of(dy, n)
@@ -223,7 +232,7 @@ def linear_backward(run, needs, dy, weight, saved, x=None):
     number = plan.number
     if needs_dw:
         if kept[0] is None:
-            dw = weight.new_empty((n, k))
+            dw = weight.new_empty_strided((n, k), (k, 1))
             dw_at = dw.data_ptr() or nowhere(dw)
         else:
             target = main_grad_of(kept[0][0])
@@ -291,13 +300,13 @@ def norm_linear_forward(x, gamma, beta, weight, bias, run):
     x2, tokens, ldx = rows_of(x, k)
     w, ldw = weight_of(weight)
     gamma, beta, bias = _vector(gamma), _vector(beta), _vector(bias)
-    y = x.new_empty((*x.shape[:-1], n))
-    norm_out = x.new_empty(x.shape) if kept[1] else None
+    y = matrix_like(x, tokens, n)
+    norm_out = matrix_like(x, tokens, k) if kept[1] else None
     saved_bytes, size = _room(run, tokens, True)
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
-    saved, saved_at = saved_room(x, saved_bytes)
+    saved, saved_at = saved_room(plan, x, saved_bytes)
     arguments = _pack_norm_linear_fwd(
         flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or nowhere(x2), ldx,
         address(gamma), address(beta), w.data_ptr() or nowhere(w), ldw, address(bias), y.data_ptr() or nowhere(y), n, address(norm_out), k,
@@ -321,7 +330,7 @@ def norm_linear_backward(run, needs, dy, dnorm, gamma, weight, saved, x):
     dy2, tokens, lddy = rows_of(dy, n)
     w, ldw = weight_of(weight)
     (dw,), (target,), flags = _weight_gradients(needs, run, (weight,), (3,))
-    dx = dy.new_empty((*dy.shape[:-1], k)) if needs[0] else None
+    dx = matrix_like(dy, tokens, k) if needs[0] else None
     dgamma = weight.new_empty(k) if needs[1] else None
     dbeta = weight.new_empty(k) if needs[2] else None
     db = weight.new_empty(n) if needs[4] else None
@@ -382,13 +391,13 @@ def norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run):
     w1, ld1 = weight_of(w1)
     w2, ld2 = weight_of(w2)
     gamma, beta, b1, b2 = _vector(gamma), _vector(beta), _vector(b1), _vector(b2)
-    y = x.new_empty(x.shape)
-    norm_out = x.new_empty(x.shape) if kept[1] else None
+    y = matrix_like(x, tokens, k)
+    norm_out = matrix_like(x, tokens, k) if kept[1] else None
     saved_bytes, size = _room(run, tokens, True)
     index = plan.index
     stream = plan.stream(index)
     at, held, _ = scratch(index, stream, size, plan.where)
-    saved, saved_at = saved_room(x, saved_bytes)
+    saved, saved_at = saved_room(plan, x, saved_bytes)
     arguments = _pack_mlp_fwd(
         flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x2.data_ptr() or nowhere(x2), ldx,
         address(gamma), address(beta), w1.data_ptr() or nowhere(w1), ld1, address(b1), w2.data_ptr() or nowhere(w2), ld2, address(b2),
@@ -414,7 +423,7 @@ def norm_mlp_backward(run, needs, dy, dnorm, gamma, w1, w2, saved, x):
     w1, ld1 = weight_of(w1)
     w2, ld2 = weight_of(w2)
     (dw1, dw2), (target1, target2), flags = _weight_gradients(needs, run, (w1, w2), (3, 5))
-    dx = dy.new_empty((*dy.shape[:-1], k)) if needs[0] else None
+    dx = matrix_like(dy, tokens, k) if needs[0] else None
     dgamma = w1.new_empty(k) if needs[1] else None
     dbeta = w1.new_empty(k) if needs[2] else None
     db1 = w1.new_empty(w1.shape[0]) if needs[4] else None

@@ -90,14 +90,16 @@ class Linear(Layer):
         if bias is None and "bias" not in parameters:
             bias = self.bias
         added = None if self.return_bias else bias
-        if not inp.dim() or inp.shape[-1] != self.in_features:
+        shape = inp.shape
+        if not shape or shape[-1] != self.in_features:
             _check_width(inp, self.in_features)
         needs = NEEDS_DW if weight.requires_grad else 0
         if _is_compiling():
             y, _ = traced.call(self, inp, [weight, added], needs, is_first_microbatch)
             return (y, bias if bias is None else bias.to(y.dtype)) if self.return_bias else y
         x, run, dtype = self._begin(inp, weight, (weight,), needs, is_first_microbatch)
-        graph = _is_grad_enabled() and (run[1] & 3 != 0 or added is not None and added.requires_grad)
+        # Gradients of x or the weight: only then flags ask for something.
+        graph = run[1] & 3 != 0 or (added is not None and added.requires_grad and _is_grad_enabled())
         if weight.dtype is not dtype:
             weight = weight.to(dtype)
         if added is not None and added.dtype is not dtype:

@@ -78,8 +78,8 @@ def mode_of(enabled, recipe, calibrating, group):
         return None
     if recipe is None:
         recipe = _default
-    last, values, *rest, mode = _recent
-    if recipe is last and rest == [enabled, calibrating, group] and recipe.__dict__ == values:
+    last, values, was_enabled, was_calibrating, last_group, mode = _recent
+    if recipe is last and enabled is was_enabled and calibrating is was_calibrating and group is last_group and recipe.__dict__ == values:
         return mode
     mode = _find_mode(enabled, recipe, calibrating, group)
     _recent = (recipe, dict(recipe.__dict__), enabled, calibrating, group, mode)
@@ -108,11 +108,13 @@ class Token:
     """A training region whose backward may come: held by each node's ctx, watched by the devices."""
 
     __slots__ = ("started", "number", "devices", "__weakref__")
-    count = 0
+    #: How many there have been. Not a number: setting an attribute of a class makes its next uses slow.
+    count = [0]
 
     def __init__(self):
-        Token.count += 1
-        self.number, self.started, self.devices = Token.count, False, set()
+        count = Token.count
+        count[0] += 1
+        self.number, self.started, self.devices = count[0], False, set()
 
 
 class Region:
@@ -185,7 +187,7 @@ class autocast:
                         region.token.started = True
             elif region.mode is not None and region.mode.calibrating and not region.trains:
                 for device in state.devices.values():
-                    if device.chunks and not device.waits(Token.count):
+                    if device.chunks and not device.waits(Token.count[0]):
                         device.update()
         return False
 

@@ -76,6 +76,9 @@ class Device:
         self.tokens = []
         self.stream = torch._C._cuda_getCurrentRawStream if index >= 0 else None
         self.context = None
+        #: What an update does: (chunks with slots in use, arguments of the library's updates, (run, chunk) with functions of their own).
+        #: None: to be found anew.
+        self.work = None
 
     def take(self, k):
         """k free consecutive slots with their initial values."""
@@ -115,8 +118,15 @@ class Device:
 
     def waits(self, number):
         """Whether a region older than number `number` still waits for its backward."""
-        if not self.tokens:
+        tokens = self.tokens
+        if not tokens:
             return False
+        if len(tokens) == 1:
+            token = tokens[0]()
+            if token is None or token.started:
+                # The frequent case; another thread may be adding one behind it.
+                del tokens[0]
+                return bool(tokens)
         alive, given_up = [], 0
         for reference in list(self.tokens):
             token = reference()
@@ -134,21 +144,33 @@ class Device:
 
     def update(self):
         """Ends the period of all slots: at most one reduction over the ranks for each group, one launch for each chunk."""
-        chunks = [c for c in self.chunks if c.runs or c.dirty]
+        chunks, updates, by_functions = self.work or self.plan()
         if not chunks:
             return
-        for chunk in chunks:
-            if chunk.dirty:
-                chunk.plan()
         if distributed():
             self.reduce(chunks)
         stream = 0 if self.stream is None else self.stream(self.index)
-        for chunk in chunks:
-            for run in chunk.runs:
-                if run.arguments is None:
-                    run.by_functions(chunk)
-                else:
-                    check(lib.nvte_scaling_update(self.handle(), run.arguments, stream))
+        for arguments in updates:
+            status = lib.nvte_scaling_update(self.handle(), arguments, stream)
+            if status:
+                check(status)
+        for run, chunk in by_functions:
+            run.by_functions(chunk)
+
+    def plan(self):
+        """Finds `work`."""
+        with _lock:
+            for chunk in self.chunks:
+                if chunk.dirty:
+                    chunk.plan()
+            chunks = [c for c in self.chunks if c.runs]
+            runs = [(r, c) for c in chunks for r in c.runs]
+            work = chunks, [r.arguments for r, _ in runs if r.arguments is not None], [r for r in runs if r[0].arguments is None]
+            self.work = work
+            if any(c.dirty for c in self.chunks):
+                # A layer was freed meanwhile: it may have found nothing to take back yet.
+                self.work = None
+            return work
 
     def handle(self):
         """The library's context of this device."""
@@ -281,7 +303,7 @@ class Chunk:
         self.specs[start : start + k] = [None] * k
         self.group[start : start + k] = [None] * k
         self.owners.pop(start, None)
-        self.dirty = True
+        self.dirty, self.device.work = True, None
 
     def plan(self):
         """Groups the slots in use by recipe."""
@@ -403,7 +425,7 @@ class Slots:
             chunk, span = self.chunk, slice(self.start, self.start + self.k)
             chunk.specs[span] = [spec] * self.k
             chunk.group[span] = [group] * self.k
-            chunk.dirty = True
+            chunk.dirty, chunk.device.work = True, None
             if old is None or old.format != spec.format:
                 self.set_format()
             if old is not None and old.history_len < spec.history_len:
