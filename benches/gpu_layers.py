@@ -60,14 +60,14 @@ def middle_ratio(ours, peer):
 # ------------------------------------------------------------------------------------------------------------------------ host time
 
 
-def in_turns(run, sides, count):
+def in_turns(run, sides, count, rounds=None):
     """{name: call} -> {name: microseconds of host time per call, one figure a round}; waiting for the GPU is outside the clock."""
     for call in sides.values():
         for _ in range(30):
             call()
     torch.cuda.synchronize()
     found = {name: [] for name in sides}
-    for i in range(5 if run.options.quick else 15):
+    for i in range(rounds or (5 if run.options.quick else 15)):
         for name, call in list(sides.items())[:: -1 if i % 2 else 1]:
             begin = time.perf_counter()
             for _ in range(count):
@@ -149,8 +149,27 @@ def section_host(run):
     for mode, scaling in (("delayed", recipe.DelayedScaling()), ("current", recipe.Float8CurrentScaling()), ("bf16", None)):
         run.row(mode, lambda: measured(mode, scaling))
 
+    def around(scaling, limit):
+        """What a region round a Linear adds to it, in a loop: entry, update, exit."""
+        layer, x = te.Linear(64, 64, device=run.device, params_dtype=BF16), normal(run, 16, 64).requires_grad_()
+
+        def entered():
+            with te.autocast(recipe=scaling):
+                return layer(x)
+
+        found = []
+        for _ in range(5 if run.options.quick else 15):
+            whole = in_turns(run, {"entered": entered}, 100, 1)["entered"]
+            with te.autocast(recipe=scaling):
+                inside = in_turns(run, {"inside": lambda: layer(x)}, 100, 1)["inside"]
+            found.append(whole[0] - inside[0])
+        held(run, "region round each of many calls", middle(found), limit, us=middle(found))
+
+    run.row("region in a loop", lambda: around(recipe.DelayedScaling(), REGION_LIMIT_US))
+
     def region(count, scaling, limit):
-        """Entry and exit of a region by the clock; the passes within and after it are not counted. Each entry has an update to make."""
+        """Entry and exit of a region by the clock, each after other work, so that code and data are cold; the passes within and after it are
+        not counted. Each entry has an update to make."""
         net = torch.nn.Sequential(*[te.Linear(64, 64, device=run.device, params_dtype=BF16) for _ in range(count)])
         x, dy = normal(run, 16, 64).requires_grad_(), normal(run, 16, 64)
         inputs = [x, *net.parameters()]
@@ -177,8 +196,8 @@ def section_host(run):
         else:
             held(run, name, total, limit, **fields)
 
-    run.row("region, delayed", lambda: region(1, recipe.DelayedScaling(), REGION_LIMIT_US))
-    run.row("region of many, delayed", lambda: region(100, recipe.DelayedScaling(), REGION_LIMIT_US))
+    run.row("region, delayed", lambda: region(1, recipe.DelayedScaling(), None))
+    run.row("region of many, delayed", lambda: region(100, recipe.DelayedScaling(), None))
     run.row("region, current", lambda: region(1, recipe.Float8CurrentScaling(), None))
 
 
