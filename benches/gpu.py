@@ -31,6 +31,7 @@ import torch.nn.functional as F  # noqa: E402
 from gpu_host import section_first, section_host  # noqa: E402
 from gpu_softmax import section_softmax  # noqa: E402
 from gpu_rope import section_rope  # noqa: E402
+from gpu_optimizer import section_optimizer  # noqa: E402
 from gpu_timing import (  # noqa: E402
     BF16,
     E4M3,
@@ -447,6 +448,7 @@ SECTIONS = {
     "scaling": section_scaling,
     "softmax": section_softmax,
     "rope": section_rope,
+    "optimizer": section_optimizer,
 }
 
 

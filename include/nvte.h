@@ -400,6 +400,88 @@ typedef struct nvte_activation_bwd_args_t {
   uint64_t workspace_bytes;
 } nvte_activation_bwd_args_t;
 
+// The tensors of an nvte_adamw_list: arrays of count pointers to tensors. Zero-initialise it and set struct_size.
+//
+// The tensors of one index have one shape [rows, cols] with rows side by side (ld = cols).
+typedef struct nvte_adamw_list_args_t {
+  // sizeof(nvte_adamw_list_args_t).
+  uint32_t struct_size;
+  // 0.
+  uint32_t reserved;
+  // Number of tensors.
+  int64_t count;
+  // f32, f16 or bf16: written, and read where there is no master.
+  const nvte_tensor_t *const *weights;
+  // f32, f16 or bf16: read.
+  const nvte_tensor_t *const *gradients;
+  // f32: the weights in full, of which weights are the rounded copies; the array or single entries may be NULL.
+  const nvte_tensor_t *const *masters;
+  // First moments, f32 or bf16.
+  const nvte_tensor_t *const *exp_avgs;
+  // Second moments, of the same type as the first.
+  const nvte_tensor_t *const *exp_avg_sqs;
+  // FP8: copies of the new weights, data, data_t or both, with scale read, scale_inv written and amax recorded as nvte_cast_to_fp8 would;
+  // the array or single entries may be NULL. A row stride is allowed here.
+  const nvte_tensor_t *const *fp8s;
+} nvte_adamw_list_args_t;
+
+// A list of tensors, in two parts: this struct on the host, and a table in device memory of yours that data points to.
+//
+// Set struct_size, data and bytes and hand it to the function that makes the list (nvte_adamw_list, nvte_grad_list): it writes the other
+// fields here, and the table in stream order. The operation then takes the struct as it is. The table holds the tensors' addresses, so it
+// serves as long as these stay; gradients can be exchanged (nvte_list_gradients). One list is used by one stream at a time. It owns
+// nothing: there is nothing to destroy.
+typedef struct nvte_list_t {
+  // sizeof(nvte_list_t).
+  uint32_t struct_size;
+  // Written: which operation it is for.
+  int32_t kind;
+  // Device memory, 16-byte aligned, of bytes.
+  void *data;
+  // Its size, at least what the workspace query says.
+  uint64_t bytes;
+  // Written: number of tensors.
+  int64_t count;
+  // Written: blocks of work.
+  uint64_t blocks;
+  // Written: blocks of work that write FP8 codes.
+  uint64_t tiles;
+} nvte_list_t;
+
+// Arguments of nvte_adamw. Zero-initialise it and set struct_size.
+typedef struct nvte_adamw_args_t {
+  // sizeof(nvte_adamw_args_t).
+  uint32_t struct_size;
+  // 1: weight_decay acts on the weights (AdamW). 0: on the gradients (L2).
+  int32_t decoupled;
+  // 1: the moments are corrected for their start at 0. Else 0.
+  int32_t bias_correction;
+  // 0.
+  uint32_t reserved;
+  // Made by nvte_adamw_list.
+  const nvte_list_t *list;
+  // Device, one f32: the steps taken so far. The call uses step + 1, and writes it.
+  float *step;
+  // Device, one f32: the learning rate; NULL: lr.
+  const float *lr_ptr;
+  // Device, one f32: where it is not 0 the step is skipped, and nothing is written (step neither); NULL: never.
+  const float *found_inf;
+  // Device, one f32: gradients are divided by it (the factor of a scaled loss); NULL: 1.
+  const float *grad_scale;
+  // Device, one f32: gradients are multiplied by it (nvte_grad_norm's clip); NULL: 1.
+  const float *clip;
+  // The learning rate where lr_ptr is NULL. Finite, not negative.
+  double lr;
+  // Decay of the first moment: at least 0, below 1.
+  double beta1;
+  // Decay of the second moment: at least 0, below 1.
+  double beta2;
+  // Added to the root of the corrected second moment. Finite, not negative.
+  double eps;
+  // Finite, not negative.
+  double weight_decay;
+} nvte_adamw_args_t;
+
 // Arguments of nvte_cast_to_fp8_current. Zero-initialise it and set struct_size; margin, epsilon and power_of_two may stay 0.
 typedef struct nvte_cast_current_args_t {
   // sizeof(nvte_cast_current_args_t).
@@ -486,6 +568,26 @@ typedef struct nvte_gemm_args_t {
   // Its size, at least what nvte_gemm_workspace says.
   uint64_t workspace_bytes;
 } nvte_gemm_args_t;
+
+// Arguments of nvte_grad_norm. Zero-initialise it and set struct_size.
+typedef struct nvte_grad_norm_args_t {
+  // sizeof(nvte_grad_norm_args_t).
+  uint32_t struct_size;
+  // 0.
+  uint32_t reserved;
+  // Made by nvte_grad_list.
+  const nvte_list_t *list;
+  // Device, one f32: the norm is divided by it (the factor of a scaled loss); NULL: 1.
+  const float *grad_scale;
+  // For clip: what the norm is to be at most. Not negative, not NaN.
+  double max_norm;
+  // Device, one f32: receives the norm.
+  float *norm;
+  // Device, one f32: receives min(1, max_norm / (norm + 1e-6)), NaN where the norm is; NULL: not wanted.
+  float *clip;
+  // Device, one f32: receives 1 where a gradient is infinite or NaN, else 0; NULL: not wanted.
+  float *found_inf;
+} nvte_grad_norm_args_t;
 
 // What all layers are described by. Zero-initialise it and set struct_size, types and sizes.
 typedef struct nvte_layer_config_t {
@@ -1308,6 +1410,51 @@ nvte_status_t nvte_activation_bwd_workspace(nvte_context_t ctx, int32_t kind, in
 // Errors: those of nvte_activation_fwd, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_WORKSPACE_TOO_SMALL.
 nvte_status_t nvte_activation_bwd(nvte_context_t ctx, const nvte_activation_bwd_args_t *args, nvte_stream_t stream);
 
+// Bytes of device memory that the table of an AdamW list takes: 136 per tensor, and four per 4096 elements (per 128 x 128 with FP8 copies).
+//
+// Shapes: those of the weights. Units: bytes. Pointers: host; device addresses are not looked at. Alignment: natural. Aliasing: none.
+// Stream order: none. Determinism: depends on shapes and on which FP8 copies there are.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_SIZE_OVERFLOW.
+nvte_status_t nvte_adamw_list_workspace(nvte_context_t ctx, const nvte_adamw_list_args_t *args, uint64_t *bytes);
+
+// Makes the list of tensors for nvte_adamw: checks them, and writes the table in stream order. Do it once, and again when one has moved.
+//
+// Shapes: the tensors of one index share theirs; rows side by side, except FP8 copies. Units: sizes and strides in elements. Pointers:
+// structs and arrays are on the host and may go once the call has returned; data, slots and list.data are on the device. Alignment:
+// that of the element type, list.data 16 bytes; fastest where all but 16-bit tensors (8 bytes) begin at multiples of 16 bytes. Aliasing:
+// nothing that is written may overlap anything else in the list. Stream order: enqueued on stream, nothing waits; the contents travel as
+// kernel arguments, so that it is safe to capture. With NVTE_STREAM_PREPARE the struct is written and the table is not.
+// Determinism: not applicable.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_adamw_list(nvte_context_t ctx,
+                              const nvte_adamw_list_args_t *args,
+                              nvte_list_t *list,
+                              nvte_stream_t stream);
+
+// One step of AdamW for all tensors of a list, in one launch. With t = step + 1, in f32, each operation rounded by itself:
+//
+//     g = gradient * (clip / grad_scale)                    (decoupled = 0: g += weight_decay * w)
+//     m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g * g
+//     w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps) + lr * weight_decay * w
+//
+// w is the master where there is one, and the weight its rounded copy; without bias_correction both corrections are 1. FP8 copies are
+// those of the weight as written.
+//
+// Shapes: those of the list. Units: none. Pointers: structs are on the host, all else on the device. Alignment: 4 bytes. Aliasing: step and
+// the scalars must not lie in the list's tensors. Stream order: enqueued on stream, nothing waits; step, learning rate, found_inf and the
+// factors are read on the device, so that a captured graph can be replayed. Determinism: bit-exact on every back end.
+// A skipped step leaves everything as it was: weights, moments, step, codes, scale_inv and amax.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_ENUM,
+// NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_SIZE_OVERFLOW,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_adamw(nvte_context_t ctx, const nvte_adamw_args_t *args, nvte_stream_t stream);
+
 // Records the largest |x| of a tensor: the maximum, by bit pattern, with what the slot holds, so that NaN > infinity > finite.
 //
 // Shapes: input f32, f16 or bf16 [rows, cols]; amax one f32. Units: sizes and strides in elements. Pointers: the tensor is a host
@@ -1472,6 +1619,57 @@ nvte_status_t nvte_gemm_plans_export(nvte_context_t ctx, char *buffer, size_t si
 // NVTE_ERROR_INVALID_VALUE for a line that is none.
 nvte_status_t nvte_gemm_plans_import(nvte_context_t ctx, const char *text);
 
+// Bytes of device memory that the table of a list of gradients takes: 40 per tensor, four per 16 KiB of gradients, and 33 KiB.
+//
+// Shapes: count gradients. Units: bytes. Pointers: host; device addresses are not looked at. Alignment: natural. Aliasing: none.
+// Stream order: none. Determinism: depends on shapes and types.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_SIZE_OVERFLOW.
+nvte_status_t nvte_grad_list_workspace(nvte_context_t ctx, const nvte_tensor_t *const *gradients, int64_t count, uint64_t *bytes);
+
+// Makes a list of gradients for nvte_grad_norm and nvte_grad_scale: checks them, and writes the table in stream order. Do it once, and
+// again when one has moved (or nvte_list_gradients).
+//
+// Shapes: count gradients, f32, f16 or bf16 [rows, cols], rows side by side (ld = cols). Units: sizes and strides in elements. Pointers:
+// structs and arrays are on the host and may go once the call has returned; gradients and list.data are on the device. Alignment: that of
+// the element type, list.data 16 bytes. Aliasing: gradients must not overlap. Stream order: enqueued on stream, nothing waits; the
+// contents travel as kernel arguments, so that it is safe to capture. With NVTE_STREAM_PREPARE the struct is written and the table is not.
+// Determinism: not applicable.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_grad_list(nvte_context_t ctx,
+                             const nvte_tensor_t *const *gradients,
+                             int64_t count,
+                             nvte_list_t *list,
+                             nvte_stream_t stream);
+
+// The L2 norm of all gradients of a list, as one vector, in one launch; and what follows from it for the step: a factor, a flag.
+//
+// Shapes: those of the list. Units: none. Pointers: structs are on the host, all else on the device. Alignment: 4 bytes. Aliasing: results
+// must not overlap each other or the list's memory. Stream order: enqueued on stream, nothing waits. Determinism: sums are f32 over some
+// thousand elements and f64 beyond, in an order that depends on the list, the gradients' alignment and the device alone; no square
+// overflows or vanishes, whatever the magnitudes. A NaN gives NaN, an infinity without a NaN infinity; a list of nothing gives 0.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_ENUM,
+// NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_SIZE_OVERFLOW,
+// NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_grad_norm(nvte_context_t ctx, const nvte_grad_norm_args_t *args, nvte_stream_t stream);
+
+// Multiplies all gradients of a list, in place and in one launch, by a factor that lies on the device: in f32, rounded once. Where the
+// factor is 1 nothing is read or written.
+//
+// Shapes: those of the list; factor: one f32. Units: none. Pointers: list is on the host, factor on the device. Alignment: 4 bytes.
+// Aliasing: factor must not lie in the gradients. Stream order: enqueued on stream, nothing waits. Determinism: bit-exact on every
+// back end.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_ENUM,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE,
+// NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_grad_scale(nvte_context_t ctx, const nvte_list_t *list, const float *factor, nvte_stream_t stream);
+
 // Describes a Linear layer: y = x W^T + b.
 //
 // Shapes: see nvte_layer_config_t. Units: features. Pointers: host. Alignment: natural. Aliasing: none. Stream order: none. Determinism: not
@@ -1599,6 +1797,23 @@ nvte_status_t nvte_layer_sizes(nvte_layer_t layer, uint32_t flags, nvte_layer_si
 //
 // Errors: NVTE_ERROR_INVALID_HANDLE for one already destroyed.
 nvte_status_t nvte_layer_destroy(nvte_layer_t layer);
+
+// Puts other gradients in place of those a list was made with, of the same types and sizes: what moves from step to step.
+//
+// Shapes: gradients: an array of count device addresses in the order of the list, count that of the list. Units: none. Pointers: the
+// list and the array are on the host and may go once the call has returned; what they point to is on the device. Alignment: that of the
+// element type. Aliasing: gradients must not overlap what the operation writes; not checked here.
+// Stream order: enqueued on stream (8 bytes per tensor travel as kernel arguments), nothing waits; safe to capture.
+// Determinism: not applicable.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_ENUM,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_SIZE_OVERFLOW,
+// NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_list_gradients(nvte_context_t ctx,
+                                  const nvte_list_t *list,
+                                  const void *const *gradients,
+                                  int64_t count,
+                                  nvte_stream_t stream);
 
 // LayerNorm, row by row: y = (x - mean) * rsigma * weight + beta, with rsigma = 1/sqrt(var + eps).
 //
@@ -1805,6 +2020,14 @@ struct nvte_api_t {
   nvte_status_t (*rope_bwd)(nvte_context_t ctx, const nvte_rope_args_t *args, nvte_stream_t stream);
   nvte_status_t (*rope_qkv_fwd)(nvte_context_t ctx, const nvte_rope_qkv_args_t *args, nvte_stream_t stream);
   nvte_status_t (*rope_qkv_bwd)(nvte_context_t ctx, const nvte_rope_qkv_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*list_gradients)(nvte_context_t ctx, const nvte_list_t *list, const void *const *gradients, int64_t count, nvte_stream_t stream);
+  nvte_status_t (*adamw_list_workspace)(nvte_context_t ctx, const nvte_adamw_list_args_t *args, uint64_t *bytes);
+  nvte_status_t (*adamw_list)(nvte_context_t ctx, const nvte_adamw_list_args_t *args, nvte_list_t *list, nvte_stream_t stream);
+  nvte_status_t (*adamw)(nvte_context_t ctx, const nvte_adamw_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*grad_list_workspace)(nvte_context_t ctx, const nvte_tensor_t *const *gradients, int64_t count, uint64_t *bytes);
+  nvte_status_t (*grad_list)(nvte_context_t ctx, const nvte_tensor_t *const *gradients, int64_t count, nvte_list_t *list, nvte_stream_t stream);
+  nvte_status_t (*grad_norm)(nvte_context_t ctx, const nvte_grad_norm_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*grad_scale)(nvte_context_t ctx, const nvte_list_t *list, const float *factor, nvte_stream_t stream);
 };
 
 #ifdef __cplusplus

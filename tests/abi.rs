@@ -8,7 +8,8 @@ use std::mem::{offset_of, size_of};
 
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
 use nvte::capi::{
-    activation::*, api, cast::*, context::*, gemm::*, info::*, layer_args::*, norm::*, rope::*, scaling::*, softmax::*, types::*,
+    activation::*, adamw::*, api, cast::*, context::*, gemm::*, grad_norm::*, info::*, layer_args::*, list::*, norm::*, rope::*,
+    scaling::*, softmax::*, types::*,
 };
 
 fn dynamic() -> Dynamic {
@@ -126,6 +127,19 @@ fn layouts_are_the_golden_list() {
         nvte_scaling_update_args_t {
             struct_size, algo, slots, history_len, live, scale, history, slot_stride, step_stride, format_max, nonfinite, scale_inv,
             counter, interval, margin, epsilon, power_of_two,
+        }
+        nvte_list_t {
+            struct_size, kind, data, bytes, count, blocks, tiles,
+        }
+        nvte_adamw_list_args_t {
+            struct_size, reserved, count, weights, gradients, masters, exp_avgs, exp_avg_sqs, fp8s,
+        }
+        nvte_adamw_args_t {
+            struct_size, decoupled, bias_correction, reserved, list, step, lr_ptr, found_inf, grad_scale, clip, lr, beta1, beta2, eps,
+            weight_decay,
+        }
+        nvte_grad_norm_args_t {
+            struct_size, reserved, list, grad_scale, max_norm, norm, clip, found_inf,
         }
         nvte_layer_config_t {
             struct_size, dtype, param_dtype, recipe, format, margin, epsilon, power_of_two, accumulate_fprop, accumulate_dgrad,

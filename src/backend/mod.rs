@@ -39,6 +39,14 @@ pub(crate) trait Backend: Send + Sync {
     /// Zeroes `width` bytes of each of `height` rows that lie `pitch` bytes apart.
     unsafe fn zero_2d(&self, to: Ptr, pitch: u64, width: u64, height: u64, stream: Stream) -> Result<()>;
 
+    /// Writes `bytes` (a multiple of four, as many in `to`) in stream order; they are free again on return.
+    unsafe fn list_write(&self, to: Ptr, bytes: &[u8], stream: Stream) -> Result<()>;
+    /// Makes the map of a list's blocks from its entries, which lie `stride` bytes apart.
+    unsafe fn list_map(&self, entries: Ptr, stride: u64, count: u32, map: Ptr, stream: Stream) -> Result<()>;
+    unsafe fn adamw(&self, args: &ops::adamw::AdamwArgs, stream: Stream) -> Result<()>;
+    unsafe fn grad_norm(&self, args: &ops::grad_norm::GradNormArgs, stream: Stream) -> Result<()>;
+    unsafe fn grad_scale(&self, args: &ops::grad_norm::GradScaleArgs, stream: Stream) -> Result<()>;
+
     unsafe fn activation_fwd(&self, args: &ops::activation::ActivationArgs, stream: Stream) -> Result<()>;
     unsafe fn activation_bwd(&self, args: &ops::activation::ActivationBwdArgs, stream: Stream) -> Result<()>;
 

@@ -92,6 +92,14 @@ table! {
     rope::nvte_rope_bwd,
     rope::nvte_rope_qkv_fwd,
     rope::nvte_rope_qkv_bwd,
+    list::nvte_list_gradients,
+    adamw::nvte_adamw_list_workspace,
+    adamw::nvte_adamw_list,
+    adamw::nvte_adamw,
+    grad_norm::nvte_grad_list_workspace,
+    grad_norm::nvte_grad_list,
+    grad_norm::nvte_grad_norm,
+    grad_norm::nvte_grad_scale,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

@@ -6,17 +6,20 @@
 #![allow(rustdoc::broken_intra_doc_links)]
 
 pub mod activation;
+pub mod adamw;
 pub mod amax;
 pub mod api;
 pub mod cast;
 pub mod context;
 pub mod dequantize;
 pub mod gemm;
+pub mod grad_norm;
 mod guard;
 mod handle;
 pub mod info;
 pub mod layer_args;
 pub mod layers;
+pub mod list;
 pub mod norm;
 pub mod rope;
 pub mod scaling;

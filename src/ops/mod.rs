@@ -5,11 +5,14 @@
 //! On an error nothing was enqueued and nothing written.
 
 pub mod activation;
+pub mod adamw;
 pub mod amax;
 pub mod cast;
 pub(crate) mod check;
 pub mod dequantize;
 pub mod gemm;
+pub mod grad_norm;
+pub mod list;
 pub mod norm;
 pub mod rope;
 pub mod scaling;

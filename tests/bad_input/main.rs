@@ -11,6 +11,7 @@ mod faults;
 mod framework;
 mod gemm;
 mod layers;
+mod lists;
 mod norm;
 mod rope;
 mod scaling;
@@ -57,7 +58,7 @@ fn functions() -> Vec<Function> {
 fn every_function_is_tried() {
     let described = functions();
     for name in NAMES {
-        let by_hand = gemm::BY_HAND.contains(name) || layers::BY_HAND.contains(name) || rope::BY_HAND.contains(name);
+        let by_hand = [&gemm::BY_HAND[..], &layers::BY_HAND, &lists::BY_HAND, &rope::BY_HAND].iter().any(|names| names.contains(name));
         let tried = BASE.contains(name) || by_hand || described.iter().any(|f| f.name == *name);
         assert!(tried, "{name} has no description in tests/bad_input");
     }
@@ -106,6 +107,11 @@ fn functions_about_layers() {
 #[test]
 fn functions_about_angles() {
     rope::the_rest();
+}
+
+#[test]
+fn functions_about_lists() {
+    lists::the_rest();
 }
 
 #[test]

@@ -105,6 +105,42 @@ static void test_scaling(const nvte::context &ctx) {
   CHECK(live[0] == 0 && scale == 224);
 }
 
+static void test_lists(const nvte::context &ctx) {
+  std::vector<float> w = {1, 2}, g = {3, -4}, m(2), v(2);
+  const nvte::tensor tw(w.data(), 1, 2), tg(g.data(), 1, 2), tm(m.data(), 1, 2), tv(v.data(), 1, 2);
+  const nvte_tensor_t *weights[] = {tw}, *gradients[] = {tg}, *first[] = {tm}, *second[] = {tv};
+  nvte_adamw_list_args_t args = nvte::sized<nvte_adamw_list_args_t>();
+  args.count = 1;
+  args.weights = weights;
+  args.gradients = gradients;
+  args.exp_avgs = first;
+  args.exp_avg_sqs = second;
+  alignas(16) static unsigned char table[2][65536];
+  CHECK(nvte::adamw_list_workspace(ctx, args) <= sizeof(table[0]) && nvte::grad_list_workspace(ctx, gradients, 1) <= sizeof(table[0]));
+  nvte_list_t list = nvte::list(table[0], sizeof(table[0])), plain = nvte::list(table[1], sizeof(table[1]));
+  nvte::adamw_list(ctx, args, list);
+  nvte::grad_list(ctx, gradients, 1, plain);
+
+  float norm = 0, clip = 0, step = 0;
+  nvte_grad_norm_args_t question = nvte::sized<nvte_grad_norm_args_t>();
+  question.list = &plain;
+  question.max_norm = 2.5;
+  question.norm = &norm;
+  question.clip = &clip;
+  nvte::grad_norm(ctx, question);
+  CHECK(norm == 5 && std::fabs(clip - 0.5) < 1e-6);
+  nvte::grad_scale(ctx, plain, &clip);
+  CHECK(std::fabs(g[1] + 2) < 1e-5);
+  nvte::adamw(ctx, nvte::adamw_args(list, &step, 0.5));
+  CHECK(step == 1 && std::fabs(w[0] - (1 - 0.5 - 0.005)) < 1e-5 && std::fabs(w[1] - (2 + 0.5 - 0.01)) < 1e-5);
+  const std::vector<float> other = {0, 0};
+  const void *moved[] = {other.data()};
+  nvte::list_gradients(ctx, plain, moved, 1);
+  nvte::grad_norm(ctx, question);
+  CHECK(norm == 0 && clip == 1);
+  throws(NVTE_ERROR_INVALID_ENUM, "list.kind", [&] { nvte::adamw(ctx, nvte::adamw_args(plain, &step, 0.5)); });
+}
+
 static void test_norm(const nvte::context &ctx) {
   const std::vector<float> x = {3, 4};
   std::vector<float> y(2, NAN);
@@ -221,5 +257,6 @@ int main() {
   test_activation(ctx);
   test_layers(ctx);
   test_scaling(ctx);
+  test_lists(ctx);
   std::puts("passed");
 }

@@ -333,6 +333,61 @@ inline nvte_softmax_bwd_args_t softmax_bwd_args(const nvte_tensor_t *dy, const n
 }
 inline void softmax_bwd(const context &ctx, const nvte_softmax_bwd_args_t &args, nvte_stream_t stream = nullptr) {
   check(api().softmax_bwd(ctx.get(), &args, stream));
+// A list of tensors for an operation that takes any number of them: its host part, with room for the table in device memory.
+inline nvte_list_t list(void *data, std::uint64_t bytes) {
+  nvte_list_t made = sized<nvte_list_t>();
+  made.data = data;
+  made.bytes = bytes;
+  return made;
+}
+// Other gradients in place of those a list was made with.
+inline void list_gradients(const context &ctx, const nvte_list_t &list, const void *const *gradients, std::int64_t count,
+                           nvte_stream_t stream = nullptr) {
+  check(api().list_gradients(ctx.get(), &list, gradients, count, stream));
+}
+
+// args: sized<nvte_adamw_list_args_t>(), then filled.
+inline std::uint64_t adamw_list_workspace(const context &ctx, const nvte_adamw_list_args_t &args) {
+  std::uint64_t bytes = 0;
+  check(api().adamw_list_workspace(ctx.get(), &args, &bytes));
+  return bytes;
+}
+inline void adamw_list(const context &ctx, const nvte_adamw_list_args_t &args, nvte_list_t &list, nvte_stream_t stream = nullptr) {
+  check(api().adamw_list(ctx.get(), &args, &list, stream));
+}
+// The arguments of a step of AdamW with the usual constants; change the fields of the result for more. The list must outlive it.
+inline nvte_adamw_args_t adamw_args(const nvte_list_t &list, float *step, double lr) {
+  nvte_adamw_args_t args = sized<nvte_adamw_args_t>();
+  args.decoupled = 1;
+  args.bias_correction = 1;
+  args.list = &list;
+  args.step = step;
+  args.lr = lr;
+  args.beta1 = 0.9;
+  args.beta2 = 0.999;
+  args.eps = 1e-8;
+  args.weight_decay = 0.01;
+  return args;
+}
+inline void adamw(const context &ctx, const nvte_adamw_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().adamw(ctx.get(), &args, stream));
+}
+
+inline std::uint64_t grad_list_workspace(const context &ctx, const nvte_tensor_t *const *gradients, std::int64_t count) {
+  std::uint64_t bytes = 0;
+  check(api().grad_list_workspace(ctx.get(), gradients, count, &bytes));
+  return bytes;
+}
+inline void grad_list(const context &ctx, const nvte_tensor_t *const *gradients, std::int64_t count, nvte_list_t &list,
+                      nvte_stream_t stream = nullptr) {
+  check(api().grad_list(ctx.get(), gradients, count, &list, stream));
+}
+// args: sized<nvte_grad_norm_args_t>(), then filled.
+inline void grad_norm(const context &ctx, const nvte_grad_norm_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().grad_norm(ctx.get(), &args, stream));
+}
+inline void grad_scale(const context &ctx, const nvte_list_t &list, const float *factor, nvte_stream_t stream = nullptr) {
+  check(api().grad_scale(ctx.get(), &list, factor, stream));
 }
 
 // A layer's description with its size set: x, y and their gradients of `type`, parameters of the same; no FP8 until `recipe` is set.

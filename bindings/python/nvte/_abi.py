@@ -127,6 +127,52 @@ class nvte_activation_bwd_args_t(Structure):
     ]
 
 
+class nvte_adamw_list_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("count", c_int64),
+        ("weights", c_void_p),
+        ("gradients", c_void_p),
+        ("masters", c_void_p),
+        ("exp_avgs", c_void_p),
+        ("exp_avg_sqs", c_void_p),
+        ("fp8s", c_void_p),
+    ]
+
+
+class nvte_list_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kind", c_int32),
+        ("data", c_void_p),
+        ("bytes", c_uint64),
+        ("count", c_int64),
+        ("blocks", c_uint64),
+        ("tiles", c_uint64),
+    ]
+
+
+class nvte_adamw_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("decoupled", c_int32),
+        ("bias_correction", c_int32),
+        ("reserved", c_uint32),
+        ("list", c_void_p),
+        ("step", c_void_p),
+        ("lr_ptr", c_void_p),
+        ("found_inf", c_void_p),
+        ("grad_scale", c_void_p),
+        ("clip", c_void_p),
+        ("lr", c_double),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("eps", c_double),
+        ("weight_decay", c_double),
+    ]
+
+
 class nvte_cast_current_args_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -175,6 +221,19 @@ class nvte_gemm_args_t(Structure):
         ("d", c_void_p),
         ("workspace", c_void_p),
         ("workspace_bytes", c_uint64),
+    ]
+
+
+class nvte_grad_norm_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("list", c_void_p),
+        ("grad_scale", c_void_p),
+        ("max_norm", c_double),
+        ("norm", c_void_p),
+        ("clip", c_void_p),
+        ("found_inf", c_void_p),
     ]
 
 
@@ -609,4 +668,12 @@ FUNCTIONS = {
     "nvte_rope_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_rope_qkv_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_rope_qkv_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_list_gradients": (c_int32, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p)),
+    "nvte_adamw_list_workspace": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_adamw_list": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "nvte_adamw": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_grad_list_workspace": (c_int32, (c_void_p, c_void_p, c_int64, c_void_p)),
+    "nvte_grad_list": (c_int32, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
+    "nvte_grad_norm": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_grad_scale": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
 }

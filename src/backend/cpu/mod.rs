@@ -1,12 +1,14 @@
 //! The CPU back end: the reference and the embedded default. Simple, exact, multi-threaded.
 
 mod activation;
+mod adamw;
 mod amax;
 mod cast;
 mod dequantize;
 mod element;
 mod functions;
 mod gemm;
+mod grad_norm;
 mod norm;
 mod parallel;
 mod rope;
@@ -134,6 +136,43 @@ impl Backend for CpuBackend {
 
     fn norm_bwd_partials(&self) -> u32 {
         0
+    }
+
+    unsafe fn list_write(&self, to: Ptr, bytes: &[u8], stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+        }
+        Ok(())
+    }
+
+    unsafe fn list_map(&self, _entries: Ptr, _stride: u64, _count: u32, _map: Ptr, _stream: Stream) -> Result<()> {
+        // Blocks are found by searching the entries.
+        Ok(())
+    }
+
+    unsafe fn adamw(&self, args: &ops::adamw::AdamwArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { adamw::adamw(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn grad_norm(&self, args: &ops::grad_norm::GradNormArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { grad_norm::grad_norm(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn grad_scale(&self, args: &ops::grad_norm::GradScaleArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { grad_norm::grad_scale(&self.threads, args) }
+        }
+        Ok(())
     }
 
     unsafe fn activation_fwd(&self, args: &ops::activation::ActivationArgs, stream: Stream) -> Result<()> {

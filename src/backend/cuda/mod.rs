@@ -1,16 +1,19 @@
 //! The CUDA back end: the driver through a table of functions, kernels compiled by NVRTC, cuBLASLt where it serves.
 
 mod activation;
+mod adamw;
 mod amax;
 mod cache;
 mod cast;
 mod dequantize;
 mod driver;
 mod gemm;
+mod grad_norm;
 pub(crate) mod info;
 mod jit;
 mod launch;
 mod library;
+mod list;
 mod norm;
 mod nvrtc;
 mod rope;
@@ -273,6 +276,31 @@ impl Backend for CudaBackend {
 
     fn norm_bwd_partials(&self) -> u32 {
         self.capability.multiprocessors as u32
+    }
+
+    unsafe fn list_write(&self, to: Ptr, bytes: &[u8], stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { list::write(self, to, bytes, stream) }
+    }
+
+    unsafe fn list_map(&self, entries: Ptr, stride: u64, count: u32, map: Ptr, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { list::map(self, entries, stride, count, map, stream) }
+    }
+
+    unsafe fn adamw(&self, args: &ops::adamw::AdamwArgs, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { adamw::adamw(self, args, stream) }
+    }
+
+    unsafe fn grad_norm(&self, args: &ops::grad_norm::GradNormArgs, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { grad_norm::grad_norm(self, args, stream) }
+    }
+
+    unsafe fn grad_scale(&self, args: &ops::grad_norm::GradScaleArgs, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { grad_norm::grad_scale(self, args, stream) }
     }
 
     unsafe fn activation_fwd(&self, args: &ops::activation::ActivationArgs, stream: Stream) -> Result<()> {

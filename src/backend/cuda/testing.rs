@@ -42,10 +42,13 @@ pub fn variants() -> Vec<Variant> {
     // One line per family.
     let families = [
         super::activation::variants(),
+        super::adamw::variants(),
         super::amax::variants(),
         super::cast::variants(),
         super::dequantize::variants(),
         super::gemm::kernels::variants(),
+        super::grad_norm::variants(),
+        super::list::variants(),
         super::norm::variants(),
         super::rope::variants(),
         super::scaling::variants(),

@@ -8,6 +8,7 @@ where an array itself does not fit.
 """
 
 from .activation import activation_bwd, activation_bwd_workspace, activation_fwd
+from .adamw import adamw, adamw_list
 from .amax import amax
 from .cast import (
     cast_dbias,
@@ -18,15 +19,20 @@ from .cast import (
 )
 from .dequantize import dequantize, fp8_transpose
 from .gemm import fp8_gemm, gemm, gemm_plans_export, gemm_plans_import, gemm_prepare, gemm_workspace
+from .grad_norm import grad_list, grad_norm, grad_scale
+from .lists import TensorList
 from .norm import layernorm_bwd, layernorm_fwd, norm_bwd_workspace, rmsnorm_bwd, rmsnorm_fwd
 from .rope import rope_bwd, rope_fwd, rope_qkv_bwd, rope_qkv_fwd, rope_table
 from .scaling import scaling_update
 from .softmax import softmax_bwd, softmax_fwd
 
 __all__ = [
+    "TensorList",
     "activation_bwd",
     "activation_bwd_workspace",
     "activation_fwd",
+    "adamw",
+    "adamw_list",
     "amax",
     "cast_dbias",
     "cast_dbias_workspace",
@@ -41,6 +47,9 @@ __all__ = [
     "gemm_plans_import",
     "gemm_prepare",
     "gemm_workspace",
+    "grad_list",
+    "grad_norm",
+    "grad_scale",
     "layernorm_bwd",
     "layernorm_fwd",
     "norm_bwd_workspace",

@@ -14,10 +14,12 @@ from .. import recipe
 from ..recipe import DelayedScaling, Float8CurrentScaling, Format
 from ..worthwhile import fp8_worthwhile
 from .checkpoint import checkpoint, checkpoint_contexts
+from .clip import clip_grad_norm_
 from .graphs import make_graphed_callables
 from .info import get_default_recipe, is_bf16_available, is_fp8_available
 from .modules import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from .rope import RotaryPositionEmbedding, apply_fused_qkv_rotary_pos_emb, apply_rotary_pos_emb, fused_qkv_rope
+from .optimizer import FusedAdam
 from .region import autocast, fp8_autocast, is_fp8_enabled, reset_scaling, update_scaling
 from .stats import collect_stats
 
@@ -25,6 +27,7 @@ __all__ = [
     "DelayedScaling",
     "Float8CurrentScaling",
     "Format",
+    "FusedAdam",
     "LayerNorm",
     "LayerNormLinear",
     "LayerNormMLP",
@@ -36,6 +39,7 @@ __all__ = [
     "autocast",
     "checkpoint",
     "checkpoint_contexts",
+    "clip_grad_norm_",
     "collect_stats",
     "fp8_autocast",
     "fp8_worthwhile",
