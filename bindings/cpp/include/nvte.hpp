@@ -333,6 +333,8 @@ inline nvte_softmax_bwd_args_t softmax_bwd_args(const nvte_tensor_t *dy, const n
 }
 inline void softmax_bwd(const context &ctx, const nvte_softmax_bwd_args_t &args, nvte_stream_t stream = nullptr) {
   check(api().softmax_bwd(ctx.get(), &args, stream));
+}
+
 // A list of tensors for an operation that takes any number of them: its host part, with room for the table in device memory.
 inline nvte_list_t list(void *data, std::uint64_t bytes) {
   nvte_list_t made = sized<nvte_list_t>();

@@ -8,7 +8,7 @@ where an array itself does not fit.
 """
 
 from .activation import activation_bwd, activation_bwd_workspace, activation_fwd
-from .adamw import adamw, adamw_list
+from .adamw import adamw, adamw_list, adamw_list_workspace
 from .amax import amax
 from .cast import (
     cast_dbias,
@@ -19,8 +19,8 @@ from .cast import (
 )
 from .dequantize import dequantize, fp8_transpose
 from .gemm import fp8_gemm, gemm, gemm_plans_export, gemm_plans_import, gemm_prepare, gemm_workspace
-from .grad_norm import grad_list, grad_norm, grad_scale
-from .lists import TensorList
+from .grad_norm import grad_list, grad_list_workspace, grad_norm, grad_scale
+from .lists import TensorList, list_gradients
 from .norm import layernorm_bwd, layernorm_fwd, norm_bwd_workspace, rmsnorm_bwd, rmsnorm_fwd
 from .rope import rope_bwd, rope_fwd, rope_qkv_bwd, rope_qkv_fwd, rope_table
 from .scaling import scaling_update
@@ -33,6 +33,7 @@ __all__ = [
     "activation_fwd",
     "adamw",
     "adamw_list",
+    "adamw_list_workspace",
     "amax",
     "cast_dbias",
     "cast_dbias_workspace",
@@ -48,10 +49,12 @@ __all__ = [
     "gemm_prepare",
     "gemm_workspace",
     "grad_list",
+    "grad_list_workspace",
     "grad_norm",
     "grad_scale",
     "layernorm_bwd",
     "layernorm_fwd",
+    "list_gradients",
     "norm_bwd_workspace",
     "rmsnorm_bwd",
     "rmsnorm_fwd",

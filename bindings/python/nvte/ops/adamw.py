@@ -2,7 +2,7 @@
 
 from .. import _abi
 from .._library import check, lib, packer
-from ._common import as_fp8, first_space, pack_fp8
+from ._common import as_fp8, asked, first_space, pack_fp8
 from .lists import TensorList, built, pointers, stretch
 
 _list_arguments = packer(
@@ -14,14 +14,8 @@ _arguments = packer(
 )
 
 
-def adamw_list(weights, gradients, exp_avgs, exp_avg_sqs, masters=None, fp8=None, *, stream=None, context=None):
-    """A TensorList for adamw: sequences of arrays, one of each per parameter, all of its shape and without gaps.
-
-    weights, gradients: float32, float16 or bfloat16. exp_avgs, exp_avg_sqs: the moments, float32 or bfloat16, zeros at the start.
-    masters: float32 weights of which `weights` are the rounded copies; None, for all or for some: there is none. fp8: Fp8Tensors that
-    every step fills with the new weights, row-wise, transposed or both, as cast_to_fp8 would (scale read, scale_inv written, amax
-    recorded); None, for all or for some: not wanted.
-    """
+def _packed(weights, gradients, exp_avgs, exp_avg_sqs, masters, fp8):
+    """(space, what keeps the arguments, arguments) of a list."""
     count = len(weights)
     if not count:
         raise ValueError("weights: a list of no tensors has no device")
@@ -42,9 +36,27 @@ def adamw_list(weights, gradients, exp_avgs, exp_avg_sqs, masters=None, fp8=None
             optional(lambda q: packed_fp8(space, q), fp8),
         )
     )
-    arguments = _list_arguments(0, count, *at)
+    return space, kept, _list_arguments(0, count, *at)
+
+
+def adamw_list_workspace(weights, gradients, exp_avgs, exp_avg_sqs, masters=None, fp8=None, *, context=None):
+    """Bytes of the table of such a list."""
+    space, kept, arguments = _packed(weights, gradients, exp_avgs, exp_avg_sqs, masters, fp8)
+    return asked(lib.nvte_adamw_list_workspace, space.context(context), arguments)
+
+
+def adamw_list(weights, gradients, exp_avgs, exp_avg_sqs, masters=None, fp8=None, *, workspace=None, stream=None, context=None):
+    """A TensorList for adamw: sequences of arrays, one of each per parameter, all of its shape and without gaps.
+
+    weights, gradients: float32, float16 or bfloat16. exp_avgs, exp_avg_sqs: the moments, float32 or bfloat16, zeros at the start.
+    masters: float32 weights of which `weights` are the rounded copies; None, for all or for some: there is none. fp8: Fp8Tensors that
+    every step fills with the new weights, row-wise, transposed or both, as cast_to_fp8 would (scale read, scale_inv written, amax
+    recorded); None, for all or for some: not wanted. workspace: memory of adamw_list_workspace bytes, aligned to 16, for the table,
+    which must not be used for anything else; None: made here.
+    """
+    space, kept, arguments = _packed(weights, gradients, exp_avgs, exp_avg_sqs, masters, fp8)
     make = lambda handle, found: lib.nvte_adamw_list(handle, arguments, found, space.stream(stream))  # noqa: E731
-    found = built(space, context, count, lib.nvte_adamw_list_workspace, make, (arguments,))
+    found = built(space, context, workspace, len(weights), lib.nvte_adamw_list_workspace, make, (arguments,))
     found.arrays, found.gradients = [list(c) for c in (weights, exp_avgs, exp_avg_sqs, masters, fp8) if c is not None], list(gradients)
     return found
 

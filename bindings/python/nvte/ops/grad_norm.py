@@ -3,21 +3,36 @@
 from .. import _abi
 from .._library import check, lib, packer
 from ..dtypes import float32
-from ._common import first_space
+from ._common import asked, first_space
 from .lists import TensorList, built, pointers, stretch
 
 _arguments = packer(_abi.nvte_grad_norm_args_t, "reserved list grad_scale max_norm norm clip found_inf")
 
 
-def grad_list(gradients, *, stream=None, context=None):
-    """A TensorList for grad_norm and grad_scale: float32, float16 or bfloat16 arrays without gaps."""
+def _packed(gradients):
+    """(space, what keeps the arguments, address of the tensors, their number)."""
     if not len(gradients):
         raise ValueError("gradients: a list of no tensors has no device")
     space = first_space(gradients[0])
     kept, (at,) = pointers(([stretch(space, "gradients", space.writable("gradients", x))[0] for x in gradients],))
-    count = len(gradients)
+    return space, kept, at, len(gradients)
+
+
+def grad_list_workspace(gradients, *, context=None):
+    """Bytes of the table of such a list."""
+    space, kept, at, count = _packed(gradients)
+    return asked(lib.nvte_grad_list_workspace, space.context(context), at, count)
+
+
+def grad_list(gradients, *, workspace=None, stream=None, context=None):
+    """A TensorList for grad_norm and grad_scale: float32, float16 or bfloat16 arrays without gaps.
+
+    workspace: memory of grad_list_workspace bytes, aligned to 16, for the table, which must not be used for anything else; None: made
+    here.
+    """
+    space, kept, at, count = _packed(gradients)
     make = lambda handle, found: lib.nvte_grad_list(handle, at, count, found, space.stream(stream))  # noqa: E731
-    found = built(space, context, count, lib.nvte_grad_list_workspace, make, (at, count))
+    found = built(space, context, workspace, count, lib.nvte_grad_list_workspace, make, (at, count))
     found.gradients = list(gradients)
     return found
 

@@ -6,7 +6,7 @@ import ctypes
 from .. import _abi
 from .._arrays import pack_tensor
 from .._library import check, lib
-from ._common import asked, in_memory
+from ._common import in_memory, scratch
 
 _LIST = ctypes.sizeof(_abi.nvte_list_t)
 
@@ -20,11 +20,11 @@ class TensorList:
 
     __slots__ = ("space", "handle", "count", "raw", "memory", "at", "arrays", "gradients")
 
-    def __init__(self, space, handle, count, size):
-        """Room for a table of `size` bytes."""
+    def __init__(self, space, handle, count, memory):
+        """memory: (what keeps it, address, bytes) of the table."""
         self.space, self.handle, self.count = space, handle, count
         self.arrays = self.gradients = None
-        self.memory, data = space.workspace(size)
+        self.memory, data, size = memory
         self.raw = _abi.nvte_list_t(struct_size=_LIST, data=data, bytes=size)
         self.at = ctypes.addressof(self.raw)
 
@@ -72,9 +72,14 @@ def pointers(columns):
     return kept, at
 
 
-def built(space, context, count, query, make, arguments):
-    """A list: asks for the size of its table, makes room, has it written. `make(list address)` returns a status."""
+def built(space, context, workspace, count, query, make, arguments):
+    """A list: asks for the size of its table, makes room, has it written. `make(handle, list address)` returns a status."""
     handle = space.context(context)
-    found = TensorList(space, handle, count, max(asked(query, handle, *arguments), 16))
+    found = TensorList(space, handle, count, scratch(space, workspace, query, handle, *arguments))
     check(make(handle, found.at))
     return found
+
+
+def list_gradients(tensors, gradients, *, stream=None):
+    """Puts other gradients, of the same types and sizes, in place of those of a TensorList. Enqueued; nothing waits."""
+    tensors.set_gradients(gradients, stream=stream)
