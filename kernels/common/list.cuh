@@ -9,12 +9,11 @@
 #define LIST_THREADS 256
 
 // Four elements as they lie in memory. A vector of f32 fills the words, one of 16 bits the first two; single elements take a word each.
-struct Raw { u32 w[4]; };
+typedef Vec16 Raw;
 
 DEVICE u32 type_bytes(u32 type) { return type == DT_F32 ? 4 : 2; }
 
-// Read and written by the same kernel, once: not by way of the read-only path, and not kept in L1.
-DEVICE Raw ld16_once(const void *p) { Raw v; asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
+// Half of what ld16_once reads.
 DEVICE Raw ld8_once(const void *p) { Raw v; v.w[2] = v.w[3] = 0; asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p)); return v; }
 
 // Four elements from `at` on. VEC: one vector, there or not; else the first `n` of them, STEP elements apart, the others 0.

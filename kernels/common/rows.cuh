@@ -17,9 +17,6 @@ typedef Elem<X>::T TX;
 
 DEVICE u32 lead_of(const TX *row) { return (u32)((u64)row & 15) / (u32)sizeof(TX); }
 
-// Read once. Not .nc: the output may be the same memory.
-DEVICE Vec16 ld16_once(const void *p) { Vec16 v; asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p) : "memory"); return v; }
-
 // Elements [first, first + N) of a row of n, of which those that are not there read as the halves of `absent`. `whole`: such a
 // vector lies on 16 bytes.
 template <class I> DEVICE Vec16 load_row(const TX *row, I first, I n, u32 absent, bool whole = true) {
