@@ -1,7 +1,7 @@
 // What the forward kernels of the norms share. RMS is 1 for RMSNorm, 0 for LayerNorm; X is the type of x.
 //
 // x: [rows, hidden] of X with row stride ldx; gamma, beta: [hidden] of f32, f16 or bf16, or null; y: [rows, hidden] of any type; yt:
-// [hidden, rows] of FP8; mu, rsigma: [rows] f32 or null.
+// [hidden, rows] of FP8; mu, rsigma: [rows] f32 or null; residual, sum: [rows, hidden] of X or null.
 // Statistics: a first mean is rounded to f32 (`centre`), and the pass over x - centre sums both the squares and what the first mean lacks
 // (`rest`), so neither the variance nor x - mean suffers where the mean is large beside the deviations.
 #pragma once
@@ -10,10 +10,14 @@
 typedef Elem<X>::T TX;
 #define N (Vector<X>::N)
 
-// warps: of a row; stages: of the ring, where there is one.
+// warps: of a row; slots: vectors of a thread in it; strip: rows of a strip.
 struct Args {
   const TX *x;
   i64 ldx;
+  const TX *residual;
+  i64 ld_residual;
+  TX *sum;
+  i64 ld_sum;
   const void *gamma, *beta;
   u8 *y;
   i64 ldy;
@@ -24,7 +28,7 @@ struct Args {
   float *scale_inv, *amax;
   i64 rows, hidden;
   float eps, inv_n;
-  int gamma_dt, beta_dt, y_dt, zero_centered, warps, slots;
+  int gamma_dt, beta_dt, y_dt, zero_centered, warps, slots, strip;
 };
 
 DEVICE u32 element_size(int dt) { return dt == DT_F32 ? 4 : is_fp8(dt) ? 1 : 2; }

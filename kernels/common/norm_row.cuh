@@ -1,0 +1,167 @@
+// A row of the norms' forward pass in the registers of one warp or more. OCTETS * 8 columns a thread, as f32 from the first sum to the
+// output, so that x is unpacked once; FP8 says whether y is, and a.y_dt which type.
+//
+// The vectors of a row are shared out evenly, a warp's next to each other (a.slots a thread, 32 apart), so that one address and constants
+// beside it lead to all of a thread's. Columns beyond the row are zeros, so that arithmetic knows no branches: only loads and stores ask.
+#pragma once
+#include "common/norm_fwd.cuh"
+
+#define SLOTS (OCTETS * 8 / N)
+// As many threads as leave each 64 registers, or 72.
+#define ROW_THREADS (OCTETS == 4 ? 1024 : 896)
+
+// The same number, hidden from the compiler, which would keep what derives from it in registers.
+DEVICE u32 anew(u32 v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
+// A thread's vectors of a row: at, at + 32, ... below end.
+struct Share { u32 at, end; };
+// Of warp `warp` of the row.
+DEVICE Share share_of(const Args &a, u32 warp) {
+  const u32 vectors = (u32)a.hidden / N, first = warp * a.slots * 32, last = first + a.slots * 32;
+  return {first + (threadIdx.x & 31), last < vectors ? last : vectors};
+}
+
+// Sums, rounded to the type.
+template <int DT> DEVICE Vec16 add(Vec16 a, const Vec16 &b) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (DT == DT_F32) {
+      a.w[i] = bits_of(float_of(a.w[i]) + float_of(b.w[i]));
+    } else {
+      float lo, hi, more_lo, more_hi;
+      unpack2<DT>(a.w[i], lo, hi);
+      unpack2<DT>(b.w[i], more_lo, more_hi);
+      a.w[i] = pack2<DT>(lo + more_lo, hi + more_hi);
+    }
+  }
+  return a;
+}
+
+// What is normalised: x, or the sum of x and the residual, rounded to X and written. FEW vectors of the residual are under way at a time; 0: there
+// is none.
+template <int FEW> DEVICE void load_row(const Args &a, i64 row, Share own, Vec16 (&raw)[SLOTS]) {
+  const TX *x = a.x + row * a.ldx + own.at * N;
+#pragma unroll
+  for (int i = 0; i < SLOTS; ++i) {
+    raw[i] = {{0, 0, 0, 0}};
+    if (own.at + i * 32 < own.end) raw[i] = ld16_stream(x + i * 32 * N);
+  }
+  if constexpr (FEW > 0) {
+    if (!a.residual) return;
+    const TX *residual = a.residual + row * a.ld_residual + own.at * N;
+    TX *sum = a.sum + row * a.ld_sum + own.at * N;
+#pragma unroll
+    for (int j = 0; j < SLOTS; j += FEW) {
+      Vec16 more[FEW];
+#pragma unroll
+      for (int i = 0; i < FEW; ++i)
+        if (own.at + (j + i) * 32 < own.end) more[i] = ld16_stream(residual + (j + i) * 32 * N);
+#pragma unroll
+      for (int i = 0; i < FEW; ++i)
+        if (own.at + (j + i) * 32 < own.end) {
+          raw[j + i] = add<X>(raw[j + i], more[i]);
+          st16(sum + (j + i) * 32 * N, raw[j + i]);
+        }
+    }
+  }
+}
+
+// Statistics of the row; v becomes the row less `centre`. `place`: the warp's part in parts[0] and, LayerNorm, that of this half of the
+// warp in parts[1] and parts[2]. Parts, barriers: as for group_sum; LayerNorm meets two barriers, which keep the parts apart from row to row.
+template <class Sync>
+DEVICE Stats row_stats(const Args &a, Share own, const Vec16 (&raw)[SLOTS], float (&v)[SLOTS][N], float *place, float *half_place,
+                       const float *part, const float *part_a, const float *part_b, Sync barrier) {
+  // Two sums each, of even and odd columns, so that additions need not wait for each other.
+  float sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < SLOTS; ++i) {
+    unpack<X>(raw[i], v[i]);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (RMS) squares[k & 1] += v[i][k] * v[i][k];
+      else sum[k & 1] += v[i][k];
+    }
+  }
+  if (RMS) return finish(0.0f, 0.0f, group_sum(squares[0] + squares[1], place, part, a.warps, barrier), a.inv_n, a.eps);
+  const float centre = centre_of(group_sum(sum[0] + sum[1], place, part, a.warps, barrier), a.inv_n);
+  sum[0] = sum[1] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < SLOTS; ++i) {
+    const float c = own.at + i * 32 < own.end ? centre : 0.0f;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      v[i][k] -= c;
+      sum[k & 1] += v[i][k];
+      squares[k & 1] += v[i][k] * v[i][k];
+    }
+  }
+  sum[0] += sum[1];
+  squares[0] += squares[1];
+  group_sum2(sum[0], squares[0], half_place, part_a, part_b, a.warps, barrier);
+  return finish(centre, sum[0], squares[0], a.inv_n, a.eps);
+}
+
+// v becomes the output, vector after vector; put(i) for each as soon as it is there.
+template <class Put> DEVICE void finish_row(const Args &a, Share own, const Stats &s, float (&v)[SLOTS][N], Put put) {
+  const float shift = RMS ? 0.0f : -s.rest * s.rsigma;
+  // Parameters of x's type, all of them there: no branches within a vector.
+  const auto plain = [&](auto zero_centered) {
+    const TX *gamma = (const TX *)a.gamma + own.at * N, *beta = (const TX *)a.beta + own.at * N;
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i)
+      if (own.at + i * 32 < own.end) {
+        float g[N], b[N];
+        const Vec16 raw_g = ld16(gamma + i * 32 * N), raw_b = RMS ? raw_g : ld16(beta + i * 32 * N);
+        unpack<X>(raw_g, g);
+        if (!RMS) unpack<X>(raw_b, b);
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+          const float w = decltype(zero_centered)::value ? g[k] + 1.0f : g[k];
+          v[i][k] = RMS ? v[i][k] * s.rsigma * w : (v[i][k] * s.rsigma + shift) * w + b[k];
+        }
+        put(i);
+      }
+  };
+  if (a.gamma && a.gamma_dt == X && (RMS || (a.beta && a.beta_dt == X))) {
+    if (a.zero_centered) plain(Type<1>());
+    else plain(Type<0>());
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < SLOTS; ++i)
+    if (own.at + i * 32 < own.end) {
+#pragma unroll
+      for (int k = 0; k < N; ++k) v[i][k] = RMS ? v[i][k] * s.rsigma : v[i][k] * s.rsigma + shift;
+      // One after the other: registers for both at once would be more than there are.
+      Parameters<N> raw;
+      float p[N];
+      if (a.gamma) {
+        raw.fetch(a.gamma, a.gamma_dt, (own.at + i * 32) * N);
+        raw.widen(a.gamma_dt, p);
+#pragma unroll
+        for (int k = 0; k < N; ++k) v[i][k] *= a.zero_centered ? 1.0f + p[k] : p[k];
+      }
+      if (!RMS && a.beta) {
+        raw.fetch(a.beta, a.beta_dt, (own.at + i * 32) * N);
+        raw.widen(a.beta_dt, p);
+#pragma unroll
+        for (int k = 0; k < N; ++k) v[i][k] += p[k];
+      }
+      put(i);
+    }
+}
+
+// The scale of FP8 codes; one thread of the grid writes its reciprocal.
+DEVICE void put_scale_inv(const Args &a) {
+  if (FP8 && blockIdx.x == 0 && threadIdx.x == 0 && a.scale_inv) *a.scale_inv = reciprocal(a.scale ? *a.scale : 1.0f);
+}
+// Warps record their amax, `recorded` being what the slot held at some time before: it only grows, so most need no atomic.
+DEVICE u32 read_amax(const Args &a) { return FP8 && a.amax ? *(volatile const u32 *)a.amax : 0; }
+DEVICE void put_warp_amax(const Args &a, float amax, u32 recorded) {
+  if (!FP8 || !a.amax) return;
+  const u32 most = warp_max(bits_of(amax));
+  if ((threadIdx.x & 31) == 0 && most > recorded) record_amax(a.amax, most);
+}
