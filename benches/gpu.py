@@ -29,7 +29,7 @@ os.environ.setdefault("NVTE_DEBUG", "1")
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from gpu_host import section_first, section_host  # noqa: E402
-from gpu_softmax import section_softmax  # noqa: E402
+from gpu_softmax import section_cross_entropy, section_softmax  # noqa: E402
 from gpu_rope import section_rope  # noqa: E402
 from gpu_optimizer import section_optimizer  # noqa: E402
 from gpu_timing import (  # noqa: E402
@@ -449,6 +449,7 @@ SECTIONS = {
     "softmax": section_softmax,
     "rope": section_rope,
     "optimizer": section_optimizer,
+    "cross_entropy": section_cross_entropy,
 }
 
 
@@ -469,7 +470,7 @@ def main():
     parser.add_argument("--json", default=os.path.join(os.environ.get("OUT", "."), "gpu.json"), help="where the results go")
     parser.add_argument("--commit", default=os.environ.get("NVTE_COMMIT", "unknown"), help="recorded in the results")
     parser.add_argument("--budget", type=float, default=140.0, help="seconds after which no further row is begun")
-    parser.add_argument("--compile", action="store_true", help="torch.compile as a further peer of casts and softmax")
+    parser.add_argument("--compile", action="store_true", help="torch.compile as a further peer of casts, softmax and cross-entropy")
     options = parser.parse_args()
     wanted = options.sections.split(",") if options.sections else list(SECTIONS)
     unknown = [s for s in wanted if s not in SECTIONS]

@@ -1,6 +1,7 @@
-"""benches/gpu.py: softmax."""
+"""benches/gpu.py: softmax and cross-entropy."""
 
 import torch
+import torch.nn.functional as F
 from gpu_timing import difference, memory_row, normal, sets
 
 from nvte import ops
@@ -73,3 +74,53 @@ def section_softmax(run):
 
     run.row(f"causal {name}", causal)
     run.row(f"masked {name}", masked)
+
+
+CROSS_ENTROPY_SHAPES = [(12288, 30522), (8192, 131072), (4096, 262144)]
+
+
+def section_cross_entropy(run):
+    def row(tokens, vocabulary, smoothing):
+        n = tokens * vocabulary
+        target = torch.randint(0, vocabulary, (tokens,), device=run.device)
+        work = torch.empty(max(16, ops.cross_entropy_workspace("cuda", tokens)), device=run.device, dtype=torch.uint8)
+        total, loss = torch.empty((), device=run.device), torch.empty(tokens, device=run.device)
+        made = sets(4 * n, lambda: (normal(run, tokens, vocabulary), torch.empty(tokens, vocabulary, device=run.device, dtype=torch.bfloat16)))
+
+        def ours(x, dx):
+            return ops.cross_entropy(x, target, label_smoothing=smoothing, dlogits=dx, loss=loss, total=total, workspace=work)
+
+        def peer(x):
+            x = x.detach().requires_grad_()
+            (dx,) = torch.autograd.grad(F.cross_entropy(x, target, label_smoothing=smoothing), x)
+            return dx
+
+        def loss_of(x):
+            return F.cross_entropy(x, target, label_smoothing=smoothing)
+
+        x, dx = made[0]
+        ours(x, dx)
+        # By its definition, for some of the rows: in bf16 PyTorch's own is off by more.
+        some = x[:256].double().requires_grad_()
+        F.cross_entropy(some, target[:256], label_smoothing=smoothing, reduction="sum").backward()
+        extra = {"difference": difference(dx[:256].float(), (some.grad / tokens).float())}
+        del some
+        sides = {"ours": [(lambda x=x, dx=dx: ours(x, dx)) for x, dx in made], "eager": [(lambda x=x: peer(x)) for x, _ in made]}
+        if run.options.compile:
+            compiled = torch.compile(loss_of, dynamic=False)
+
+            def compiled_peer(x):
+                x = x.detach().requires_grad_()
+                return torch.autograd.grad(compiled(x), x)[0]
+
+            sides["compile"] = [(lambda x=x: compiled_peer(x)) for x, _ in made]
+        name = f"{tokens}x{vocabulary}" + (" smoothed" if smoothing else "")
+        memory_row(run, f"cross-entropy {name}", 4 * n, sides, extra)
+        forward = {"ours": [(lambda x=x: ops.cross_entropy(x, target, label_smoothing=smoothing, loss=loss, workspace=work)) for x, _ in made]}
+        memory_row(run, f"cross-entropy, loss alone {name}", 2 * n, forward)
+        one = torch.ones(1, device=run.device)
+        memory_row(run, f"cross-entropy backward of 1 {name}", 1, {"ours": [(lambda dx=dx: ops.scale_rows(dx, one)) for _, dx in made]})
+
+    for tokens, vocabulary in CROSS_ENTROPY_SHAPES[:1] if run.options.quick else CROSS_ENTROPY_SHAPES:
+        run.row(f"{tokens}x{vocabulary}", lambda: row(tokens, vocabulary, 0.0))
+    run.row("smoothed", lambda: row(*CROSS_ENTROPY_SHAPES[0], 0.1))

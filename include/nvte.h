@@ -220,6 +220,21 @@ typedef struct nvte_api_t nvte_api_t;
 // srelu(a) * b.
 #define NVTE_ACTIVATION_SREGLU 21
 
+// Losses stay what they are, one per token.
+#define NVTE_REDUCTION_NONE 0
+
+// Their sum.
+#define NVTE_REDUCTION_SUM 1
+
+// Their sum over the number of targets that are not ignored; gradients are divided by it too.
+#define NVTE_REDUCTION_MEAN 2
+
+// Targets are int64_t.
+#define NVTE_TARGET_I64 0
+
+// Targets are int32_t.
+#define NVTE_TARGET_I32 1
+
 // FP8 products keep the tensor core's own accumulator for the whole K (about 14 bits on sm_89 and sm_90).
 #define NVTE_ACCUMULATE_FAST 1
 
@@ -531,6 +546,115 @@ typedef struct nvte_cast_dbias_args_t {
   // Its size, at least what nvte_cast_dbias_workspace says.
   uint64_t workspace_bytes;
 } nvte_cast_dbias_args_t;
+
+// Arguments of nvte_cross_entropy.
+typedef struct nvte_cross_entropy_args_t {
+  // sizeof(nvte_cross_entropy_args_t).
+  uint32_t struct_size;
+  // NVTE_TARGET_I64 or NVTE_TARGET_I32.
+  int32_t target_type;
+  // f32, f16 or bf16 [tokens, vocabulary].
+  const nvte_tensor_t *logits;
+  // [tokens, vocabulary] of the same type: receives the gradient; may be the logits themselves. NULL: none is computed.
+  const nvte_tensor_t *dlogits;
+  // Device, [tokens].
+  const void *target;
+  // Tokens with this target do not count (PyTorch's default is -100).
+  int64_t ignore_index;
+  // Device, f32: gradient of total (one value), or of each token's loss, multiplied into dlogits. NULL: 1.
+  const float *dloss;
+  // 0: dloss is one value. 1: one per token.
+  int64_t dloss_stride;
+  // Device, f32 [tokens]: receives each token's loss; NULL: not written.
+  float *loss;
+  // Device, f32 [tokens]: receives each token's logsumexp; NULL: not written.
+  float *logsumexp;
+  // Device, one f32: receives the reduced loss; NULL: not written. NVTE_REDUCTION_NONE: NULL.
+  float *total;
+  // Device memory, aligned to 16 bytes; its contents before and after mean nothing. NULL with NVTE_REDUCTION_NONE.
+  void *workspace;
+  // Its size, at least what nvte_cross_entropy_workspace says.
+  uint64_t workspace_bytes;
+  // From 0 to 1.
+  float label_smoothing;
+  // NVTE_REDUCTION_NONE, ...
+  int32_t reduction;
+} nvte_cross_entropy_args_t;
+
+// Arguments of nvte_cross_entropy_partial and nvte_cross_entropy_gradient: a slice of the vocabulary.
+typedef struct nvte_cross_entropy_slice_args_t {
+  // sizeof(nvte_cross_entropy_slice_args_t).
+  uint32_t struct_size;
+  // NVTE_TARGET_I64 or NVTE_TARGET_I32.
+  int32_t target_type;
+  // f32, f16 or bf16 [tokens, n]: classes start .. start + n of the vocabulary.
+  const nvte_tensor_t *logits;
+  // _gradient: [tokens, n] of the same type, receives the gradient; may be the logits themselves. _partial: NULL.
+  const nvte_tensor_t *dlogits;
+  // Device, [tokens]: classes of the whole vocabulary.
+  const void *target;
+  // Tokens with this target do not count.
+  int64_t ignore_index;
+  // First class of the slice.
+  int64_t start;
+  // Classes of all slices.
+  int64_t vocabulary;
+  // _partial: device, f32 [tokens, 4] on 16 bytes, receives the slice's numbers. _gradient: NULL.
+  float *partial;
+  // _gradient: device, f32 [tokens, 4] on 16 bytes, as nvte_cross_entropy_combine wrote it. _partial: NULL.
+  const float *combined;
+  // _gradient: as in nvte_cross_entropy_args_t.
+  const float *dloss;
+  // _gradient: 0: dloss is one value. 1: one per token.
+  int64_t dloss_stride;
+  // _gradient: as in nvte_cross_entropy_args_t.
+  void *workspace;
+  // Its size.
+  uint64_t workspace_bytes;
+  // From 0 to 1; the same in all calls that belong together.
+  float label_smoothing;
+  // NVTE_REDUCTION_NONE, ...; the same in all calls that belong together.
+  int32_t reduction;
+} nvte_cross_entropy_slice_args_t;
+
+// Arguments of nvte_cross_entropy_combine.
+typedef struct nvte_cross_entropy_combine_args_t {
+  // sizeof(nvte_cross_entropy_combine_args_t).
+  uint32_t struct_size;
+  // NVTE_TARGET_I64 or NVTE_TARGET_I32.
+  int32_t target_type;
+  // Device, f32 [ranks, tokens, 4] on 16 bytes: what nvte_cross_entropy_partial wrote for each slice, in any order that is the same
+  // everywhere.
+  const float *partials;
+  // Slices, at least 1.
+  int64_t ranks;
+  // Elements from one slice's numbers to the next, a multiple of 4; 0: dense.
+  int64_t rank_stride;
+  // Tokens.
+  int64_t tokens;
+  // Classes of all slices.
+  int64_t vocabulary;
+  // Device, [tokens].
+  const void *target;
+  // Tokens with this target do not count.
+  int64_t ignore_index;
+  // Device, f32 [tokens, 4] on 16 bytes: for nvte_cross_entropy_gradient. May be partials where ranks is 1.
+  float *combined;
+  // As in nvte_cross_entropy_args_t.
+  float *loss;
+  // As in nvte_cross_entropy_args_t.
+  float *logsumexp;
+  // As in nvte_cross_entropy_args_t.
+  float *total;
+  // As in nvte_cross_entropy_args_t.
+  void *workspace;
+  // Its size.
+  uint64_t workspace_bytes;
+  // From 0 to 1.
+  float label_smoothing;
+  // NVTE_REDUCTION_NONE, ...
+  int32_t reduction;
+} nvte_cross_entropy_combine_args_t;
 
 // A product: D[M,N] = alpha * scale_inv_A * scale_inv_B * (A[M,K] B[N,K]^T) + bias[N] + beta * C[M,N].
 //
@@ -1521,6 +1645,86 @@ nvte_status_t nvte_cast_dbias_workspace(nvte_context_t ctx, int64_t rows, int64_
 // NVTE_ERROR_UNSUPPORTED (current scaling without an output).
 nvte_status_t nvte_cast_dbias(nvte_context_t ctx, const nvte_cast_dbias_args_t *args, nvte_stream_t stream);
 
+// Bytes of workspace of nvte_cross_entropy, _combine and _gradient with a reduction; with NVTE_REDUCTION_NONE they need none.
+//
+// Shapes: tokens >= 0. Units: bytes. Pointers: bytes is on the host. Alignment: natural. Aliasing: none. Stream order: none.
+// Determinism: the same for one kind of device and version of the library.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_SIZE_OVERFLOW.
+nvte_status_t nvte_cross_entropy_workspace(nvte_context_t ctx, int64_t tokens, uint64_t *bytes);
+
+// Cross-entropy and, where dlogits is given, the gradient of the logits, in one pass: logits are read once, dlogits written once.
+//
+// With m the largest logit of a token, s the sum of exp(x - m) and e the label smoothing: logsumexp = m + ln s,
+// loss = (1 - e) (logsumexp - x[target]) + e mean(logsumexp - x), and
+// dlogits = dloss / count * (exp(x - m) / s - e / vocabulary - (1 - e) [target]), where count is 1 unless the reduction is the mean.
+// An ignored target gives loss 0 and gradient 0; one outside the vocabulary gives NaN for both. The mean of no target is NaN.
+//
+// Shapes: logits and dlogits [tokens, vocabulary], any tokens and vocabulary; target, loss and logsumexp [tokens]; total one value. Units: sizes
+// and strides in elements. Pointers: structs are on the host, everything else on the device. Alignment: that of the element type (logits and
+// dlogits whose rows begin at the same offset from 16 bytes are faster); workspace 16 bytes. Aliasing: dlogits may be the logits, exactly;
+// otherwise outputs and workspace must not overlap inputs or each other. Stream order: enqueued on stream, nothing waits. Determinism: the
+// same bits every time on one back end: sums have one order, no float atomics.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_WORKSPACE_TOO_SMALL,
+// NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_UNSUPPORTED (a total without a reduction),
+// NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_cross_entropy(nvte_context_t ctx,
+                                 const nvte_cross_entropy_args_t *args,
+                                 nvte_stream_t stream);
+
+// Of a slice of the vocabulary, per token, four f32: the largest logit, the sum of exp(x - largest), the target's logit (0 where it is in
+// another slice, ignored, or outside the vocabulary) and, with label smoothing, the sum of the logits. Exchange them between ranks, and call
+// nvte_cross_entropy_combine.
+//
+// Shapes: logits [tokens, n]; target [tokens]; partial [tokens, 4]. Units: sizes and strides in elements. Pointers: structs are on the host,
+// everything else on the device. Alignment: that of the element type; partial 16 bytes. Aliasing: partial must not overlap inputs.
+// Stream order: enqueued on stream, nothing waits. Determinism: the same bits every time on one back end.
+//
+// Errors: those of nvte_cross_entropy; NVTE_ERROR_UNSUPPORTED for combined or dlogits.
+nvte_status_t nvte_cross_entropy_partial(nvte_context_t ctx,
+                                         const nvte_cross_entropy_slice_args_t *args,
+                                         nvte_stream_t stream);
+
+// Puts the numbers of all slices together and finishes the losses, as nvte_cross_entropy defines them.
+//
+// Shapes: partials [ranks, tokens, 4]; target, loss and logsumexp [tokens]; combined [tokens, 4]; total one value. Units: elements.
+// Pointers: args is on the host, everything else on the device. Alignment: partials, combined and workspace 16 bytes, others that of their
+// type. Aliasing: combined may be partials where ranks is 1; otherwise outputs and workspace must not overlap inputs or each other.
+// Stream order: enqueued on stream, nothing waits. Determinism: the same bits on every rank that holds the same partials.
+//
+// Errors: those of nvte_cross_entropy.
+nvte_status_t nvte_cross_entropy_combine(nvte_context_t ctx, const nvte_cross_entropy_combine_args_t *args, nvte_stream_t stream);
+
+// The gradient of a slice's logits, from what all slices have together; logits are read once, dlogits written once.
+//
+// Shapes: logits and dlogits [tokens, n]; target [tokens]; combined [tokens, 4]. Units: sizes and strides in elements. Pointers: structs are
+// on the host, everything else on the device. Alignment: that of the element type; combined and workspace 16 bytes. Aliasing: dlogits may be
+// the logits, exactly; otherwise outputs and workspace must not overlap inputs or each other. Stream order: enqueued on stream, nothing waits.
+// Determinism: the same bits every time on one back end.
+//
+// Errors: those of nvte_cross_entropy; NVTE_ERROR_UNSUPPORTED for partial.
+nvte_status_t nvte_cross_entropy_gradient(nvte_context_t ctx,
+                                          const nvte_cross_entropy_slice_args_t *args,
+                                          nvte_stream_t stream);
+
+// x[row] *= scale[row * stride], in place. Rows whose scale is 1 are neither read nor written: what the backward pass of a loss costs whose
+// gradient was computed ahead.
+//
+// Shapes: x f32, f16 or bf16 [rows, cols]; scale f32, one value (stride 0) or [rows] (stride 1). Units: elements. Pointers: x is a host
+// struct; its data and scale are on the device. Alignment: that of the element type. Aliasing: scale must not overlap x. Stream order: enqueued
+// on stream, nothing waits. Determinism: bit-exact: one f32 product, rounded once.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_OVERLAP, NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE,
+// NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_scale_rows(nvte_context_t ctx,
+                              const float *scale,
+                              int64_t stride,
+                              const nvte_tensor_t *x,
+                              nvte_stream_t stream);
+
 // Dequantizes: y = f32(q) * input.scale_inv in f32, rounded once to the output type; NaN becomes 0x7FFFFFFF (16-bit types: 0x7FFF).
 //
 // Shapes: input E4M3 or E5M2 [rows, cols]: data is read, data_t where data is NULL; output f32, f16 or bf16 [rows, cols]. Units: sizes
@@ -2028,6 +2232,12 @@ struct nvte_api_t {
   nvte_status_t (*grad_list)(nvte_context_t ctx, const nvte_tensor_t *const *gradients, int64_t count, nvte_list_t *list, nvte_stream_t stream);
   nvte_status_t (*grad_norm)(nvte_context_t ctx, const nvte_grad_norm_args_t *args, nvte_stream_t stream);
   nvte_status_t (*grad_scale)(nvte_context_t ctx, const nvte_list_t *list, const float *factor, nvte_stream_t stream);
+  nvte_status_t (*cross_entropy_workspace)(nvte_context_t ctx, int64_t tokens, uint64_t *bytes);
+  nvte_status_t (*cross_entropy)(nvte_context_t ctx, const nvte_cross_entropy_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*cross_entropy_partial)(nvte_context_t ctx, const nvte_cross_entropy_slice_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*cross_entropy_combine)(nvte_context_t ctx, const nvte_cross_entropy_combine_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*cross_entropy_gradient)(nvte_context_t ctx, const nvte_cross_entropy_slice_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*scale_rows)(nvte_context_t ctx, const float *scale, int64_t stride, const nvte_tensor_t *x, nvte_stream_t stream);
 };
 
 #ifdef __cplusplus

@@ -8,8 +8,8 @@ use std::mem::{offset_of, size_of};
 
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
 use nvte::capi::{
-    activation::*, adamw::*, api, cast::*, context::*, gemm::*, grad_norm::*, info::*, layer_args::*, list::*, norm::*, rope::*,
-    scaling::*, softmax::*, types::*,
+    activation::*, adamw::*, api, cast::*, context::*, cross_entropy::*, gemm::*, grad_norm::*, info::*, layer_args::*, list::*, norm::*,
+    rope::*, scaling::*, softmax::*, types::*,
 };
 
 fn dynamic() -> Dynamic {
@@ -181,6 +181,18 @@ fn layouts_are_the_golden_list() {
             struct_size, causal, x, y, mask, mask_batch_stride, mask_head_stride, mask_query_stride, queries, heads, offset, scale, reserved,
         }
         nvte_softmax_bwd_args_t { struct_size, causal, dy, y, dx, queries, offset, scale, reserved }
+        nvte_cross_entropy_args_t {
+            struct_size, target_type, logits, dlogits, target, ignore_index, dloss, dloss_stride, loss, logsumexp, total, workspace,
+            workspace_bytes, label_smoothing, reduction,
+        }
+        nvte_cross_entropy_slice_args_t {
+            struct_size, target_type, logits, dlogits, target, ignore_index, start, vocabulary, partial, combined, dloss, dloss_stride,
+            workspace, workspace_bytes, label_smoothing, reduction,
+        }
+        nvte_cross_entropy_combine_args_t {
+            struct_size, target_type, partials, ranks, rank_stride, tokens, vocabulary, target, ignore_index, combined, loss, logsumexp,
+            total, workspace, workspace_bytes, label_smoothing, reduction,
+        }
     };
     text += &format!("nvte_api_t {}\nnvte_api_t.struct_size 0\nnvte_api_t.reserved 4\n", size_of::<api::nvte_api_t>());
     for (i, name) in api::NAMES.iter().enumerate() {

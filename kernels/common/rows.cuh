@@ -42,6 +42,53 @@ template <class I> DEVICE void store_row(TX *row, I first, I n, const float (&f)
     if (first + k >= 0 && first + k < n) row[first + k] = Elem<X>::store(f[k]);
 }
 
+// A thread's S vectors of a row, `step` elements apart from `start` on. What the ends of the row cut (at most two vectors of it) is read
+// and written by one stretch of code that few threads enter, element by element.
+// True: some of this thread's are cut.
+template <int S> DEVICE bool load_slots(const TX *row, i32 start, i32 step, i32 n, u32 absent, Vec16 (&v)[S]) {
+  bool cut = false;
+#pragma unroll
+  for (int i = 0; i < S; i++) {
+    const i32 first = start + i * step;
+    if (first >= 0 && first + N <= n) v[i] = ld16_once(row + first);
+    else cut |= first < n;
+  }
+  if (!cut) return false;
+#pragma unroll 1
+  for (int j = 0; j < S; j++) {
+    const i32 first = start + j * step;
+    if (first >= n || (first >= 0 && first + N <= n)) continue;
+    const Vec16 w = load_row(row, first, n, absent, false);
+#pragma unroll
+    for (int i = 0; i < S; i++)
+      if (i == j) v[i] = w;
+  }
+  return true;
+}
+// Writes slot i where it is not cut.
+DEVICE void store_slot(TX *row, i32 first, i32 n, const Vec16 &v, bool whole) {
+  if (whole && first >= 0 && first + N <= n) st16(row + first, v);
+}
+// Writes what store_slot left out; called where vectors are cut, or `whole` is not given.
+template <int S> DEVICE void store_cuts(TX *row, i32 start, i32 step, i32 n, const Vec16 (&v)[S], bool whole) {
+#pragma unroll 1
+  for (int j = 0; j < S; j++) {
+    const i32 first = start + j * step;
+    if (first >= n) return;
+    if (whole && first >= 0 && first + N <= n) continue;
+    Vec16 w = v[0];
+#pragma unroll
+    for (int i = 1; i < S; i++)
+      if (i == j) w = v[i];
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      if (first + k < 0 || first + k >= n) continue;
+      if constexpr (X == DT_F32) row[first + k] = float_of(w.w[k]);
+      else row[first + k] = (u16)(k & 1 ? w.w[k / 2] >> 16 : w.w[k / 2]);
+    }
+  }
+}
+
 // 2^t for t <= 0 within 2^-22; what it flushes is below anything added to 1. NaN passes.
 DEVICE float exp2_fast(float t) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(t)); return r; }
 

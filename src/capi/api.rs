@@ -100,6 +100,12 @@ table! {
     grad_norm::nvte_grad_list,
     grad_norm::nvte_grad_norm,
     grad_norm::nvte_grad_scale,
+    cross_entropy::nvte_cross_entropy_workspace,
+    cross_entropy::nvte_cross_entropy,
+    cross_entropy::nvte_cross_entropy_partial,
+    cross_entropy::nvte_cross_entropy_combine,
+    cross_entropy::nvte_cross_entropy_gradient,
+    cross_entropy::nvte_scale_rows,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

@@ -11,6 +11,7 @@ pub mod amax;
 pub mod api;
 pub mod cast;
 pub mod context;
+pub mod cross_entropy;
 pub mod dequantize;
 pub mod gemm;
 pub mod grad_norm;

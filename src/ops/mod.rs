@@ -9,6 +9,7 @@ pub mod adamw;
 pub mod amax;
 pub mod cast;
 pub(crate) mod check;
+pub mod cross_entropy;
 pub mod dequantize;
 pub mod gemm;
 pub mod grad_norm;

@@ -7,6 +7,7 @@ mod common;
 
 mod activation;
 mod cast;
+mod cross_entropy;
 mod faults;
 mod framework;
 mod gemm;
@@ -42,6 +43,7 @@ fn functions() -> Vec<Function> {
     [
         activation::functions(),
         cast::functions(),
+        cross_entropy::functions(),
         gemm::functions(),
         layers::functions(),
         norm::functions(),

@@ -392,6 +392,28 @@ inline void grad_scale(const context &ctx, const nvte_list_t &list, const float 
   check(api().grad_scale(ctx.get(), &list, factor, stream));
 }
 
+// Cross-entropy. Argument structs come from sized<>(); ignore_index and the reduction are to be set.
+inline std::uint64_t cross_entropy_workspace(const context &ctx, std::int64_t tokens) {
+  std::uint64_t bytes = 0;
+  check(api().cross_entropy_workspace(ctx.get(), tokens, &bytes));
+  return bytes;
+}
+inline void cross_entropy(const context &ctx, const nvte_cross_entropy_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().cross_entropy(ctx.get(), &args, stream));
+}
+inline void cross_entropy_partial(const context &ctx, const nvte_cross_entropy_slice_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().cross_entropy_partial(ctx.get(), &args, stream));
+}
+inline void cross_entropy_combine(const context &ctx, const nvte_cross_entropy_combine_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().cross_entropy_combine(ctx.get(), &args, stream));
+}
+inline void cross_entropy_gradient(const context &ctx, const nvte_cross_entropy_slice_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().cross_entropy_gradient(ctx.get(), &args, stream));
+}
+inline void scale_rows(const context &ctx, const float *scale, std::int64_t stride, const nvte_tensor_t *x, nvte_stream_t stream = nullptr) {
+  check(api().scale_rows(ctx.get(), scale, stride, x, stream));
+}
+
 // A layer's description with its size set: x, y and their gradients of `type`, parameters of the same; no FP8 until `recipe` is set.
 inline nvte_layer_config_t layer_config(dtype type, std::int64_t in_features, std::int64_t out_features) {
   nvte_layer_config_t config = sized<nvte_layer_config_t>();

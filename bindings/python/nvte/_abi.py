@@ -50,6 +50,11 @@ NVTE_ACTIVATION_SWIGLU = 18
 NVTE_ACTIVATION_REGLU = 19
 NVTE_ACTIVATION_QGEGLU = 20
 NVTE_ACTIVATION_SREGLU = 21
+NVTE_REDUCTION_NONE = 0
+NVTE_REDUCTION_SUM = 1
+NVTE_REDUCTION_MEAN = 2
+NVTE_TARGET_I64 = 0
+NVTE_TARGET_I32 = 1
 NVTE_ACCUMULATE_FAST = 1
 NVTE_ACCUMULATE_PRECISE = 2
 NVTE_EPILOGUE_NONE = 0
@@ -201,6 +206,69 @@ class nvte_cast_dbias_args_t(Structure):
         ("reserved", c_uint32),
         ("workspace", c_void_p),
         ("workspace_bytes", c_uint64),
+    ]
+
+
+class nvte_cross_entropy_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("target_type", c_int32),
+        ("logits", c_void_p),
+        ("dlogits", c_void_p),
+        ("target", c_void_p),
+        ("ignore_index", c_int64),
+        ("dloss", c_void_p),
+        ("dloss_stride", c_int64),
+        ("loss", c_void_p),
+        ("logsumexp", c_void_p),
+        ("total", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("label_smoothing", c_float),
+        ("reduction", c_int32),
+    ]
+
+
+class nvte_cross_entropy_slice_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("target_type", c_int32),
+        ("logits", c_void_p),
+        ("dlogits", c_void_p),
+        ("target", c_void_p),
+        ("ignore_index", c_int64),
+        ("start", c_int64),
+        ("vocabulary", c_int64),
+        ("partial", c_void_p),
+        ("combined", c_void_p),
+        ("dloss", c_void_p),
+        ("dloss_stride", c_int64),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("label_smoothing", c_float),
+        ("reduction", c_int32),
+    ]
+
+
+class nvte_cross_entropy_combine_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("target_type", c_int32),
+        ("partials", c_void_p),
+        ("ranks", c_int64),
+        ("rank_stride", c_int64),
+        ("tokens", c_int64),
+        ("vocabulary", c_int64),
+        ("target", c_void_p),
+        ("ignore_index", c_int64),
+        ("combined", c_void_p),
+        ("loss", c_void_p),
+        ("logsumexp", c_void_p),
+        ("total", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("label_smoothing", c_float),
+        ("reduction", c_int32),
     ]
 
 
@@ -676,4 +744,10 @@ FUNCTIONS = {
     "nvte_grad_list": (c_int32, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
     "nvte_grad_norm": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_grad_scale": (c_int32, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "nvte_cross_entropy_workspace": (c_int32, (c_void_p, c_int64, c_void_p)),
+    "nvte_cross_entropy": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_cross_entropy_partial": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_cross_entropy_combine": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_cross_entropy_gradient": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_scale_rows": (c_int32, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
 }

@@ -4,6 +4,7 @@ mod activation;
 mod adamw;
 mod amax;
 mod cast;
+mod cross_entropy;
 mod dequantize;
 mod element;
 mod functions;
@@ -243,6 +244,34 @@ impl Backend for CpuBackend {
         if !stream.is_prepare() {
             // SAFETY: forwarded contract.
             unsafe { scaling::scaling_update(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    fn cross_entropy_workspace(&self, _tokens: i64) -> u64 {
+        0
+    }
+
+    unsafe fn cross_entropy(&self, job: &ops::cross_entropy::Job, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { cross_entropy::cross_entropy(&self.threads, job) }
+        }
+        Ok(())
+    }
+
+    unsafe fn cross_entropy_combine(&self, args: &ops::cross_entropy::CrossEntropyCombineArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { cross_entropy::combine(args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn scale_rows(&self, args: &ops::cross_entropy::ScaleRowsArgs, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { cross_entropy::scale_rows(&self.threads, args) }
         }
         Ok(())
     }

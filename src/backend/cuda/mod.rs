@@ -5,6 +5,7 @@ mod adamw;
 mod amax;
 mod cache;
 mod cast;
+mod cross_entropy;
 mod dequantize;
 mod driver;
 mod gemm;
@@ -354,6 +355,25 @@ impl Backend for CudaBackend {
     unsafe fn scaling_update(&self, args: &ops::scaling::ScalingUpdateArgs, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { scaling::scaling_update(self, args, stream) }
+    }
+
+    fn cross_entropy_workspace(&self, tokens: i64) -> u64 {
+        cross_entropy::workspace(tokens)
+    }
+
+    unsafe fn cross_entropy(&self, job: &ops::cross_entropy::Job, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { cross_entropy::cross_entropy(self, job, stream) }
+    }
+
+    unsafe fn cross_entropy_combine(&self, args: &ops::cross_entropy::CrossEntropyCombineArgs, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { cross_entropy::combine(self, args, stream) }
+    }
+
+    unsafe fn scale_rows(&self, args: &ops::cross_entropy::ScaleRowsArgs, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { cross_entropy::scale_rows(self, args, stream) }
     }
 
     unsafe fn softmax_fwd(&self, args: &ops::softmax::SoftmaxFwdArgs, stream: Stream) -> Result<()> {

@@ -45,6 +45,7 @@ pub fn variants() -> Vec<Variant> {
         super::adamw::variants(),
         super::amax::variants(),
         super::cast::variants(),
+        super::cross_entropy::variants(),
         super::dequantize::variants(),
         super::gemm::kernels::variants(),
         super::grad_norm::variants(),

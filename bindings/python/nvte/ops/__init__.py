@@ -17,6 +17,14 @@ from .cast import (
     cast_to_fp8_current,
     cast_to_fp8_current_workspace,
 )
+from .cross_entropy import (
+    cross_entropy,
+    cross_entropy_combine,
+    cross_entropy_gradient,
+    cross_entropy_partial,
+    cross_entropy_workspace,
+    scale_rows,
+)
 from .dequantize import dequantize, fp8_transpose
 from .gemm import fp8_gemm, gemm, gemm_plans_export, gemm_plans_import, gemm_prepare, gemm_workspace
 from .grad_norm import grad_list, grad_list_workspace, grad_norm, grad_scale
@@ -40,6 +48,11 @@ __all__ = [
     "cast_to_fp8",
     "cast_to_fp8_current",
     "cast_to_fp8_current_workspace",
+    "cross_entropy",
+    "cross_entropy_combine",
+    "cross_entropy_gradient",
+    "cross_entropy_partial",
+    "cross_entropy_workspace",
     "dequantize",
     "fp8_gemm",
     "fp8_transpose",
@@ -63,6 +76,7 @@ __all__ = [
     "rope_qkv_bwd",
     "rope_qkv_fwd",
     "rope_table",
+    "scale_rows",
     "scaling_update",
     "softmax_bwd",
     "softmax_fwd",

@@ -21,6 +21,7 @@ from .modules import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
 from .rope import RotaryPositionEmbedding, apply_fused_qkv_rotary_pos_emb, apply_rotary_pos_emb, fused_qkv_rope
 from .optimizer import FusedAdam
 from .region import autocast, fp8_autocast, is_fp8_enabled, reset_scaling, update_scaling
+from .rowwise import cross_entropy, softmax
 from .stats import collect_stats
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "checkpoint_contexts",
     "clip_grad_norm_",
     "collect_stats",
+    "cross_entropy",
     "fp8_autocast",
     "fp8_worthwhile",
     "fused_qkv_rope",
@@ -51,5 +53,6 @@ __all__ = [
     "make_graphed_callables",
     "recipe",
     "reset_scaling",
+    "softmax",
     "update_scaling",
 ]
