@@ -91,6 +91,14 @@ template <bool MASKED> DEVICE void visible(const Args &a, Vec16 v, const Hidden 
   }
 }
 
+// What lies behind the last visible element of a vector is 0, whatever the row comes to.
+template <class I> DEVICE void zero_hidden(I first, I n, float (&f)[N]) {
+  if (first + N <= n) return;
+#pragma unroll
+  for (int k = 0; k < N; k++)
+    if (first + k >= n) f[k] = 0.0f;
+}
+
 // exp(scale * (x - base)).
 DEVICE float power(const Args &a, float f, float base) { return exp2_fast((f - base) * a.scale); }
 // 1/sum; a row of nothing has the sum 0, and becomes 0. NaN passes.
@@ -156,9 +164,12 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
   for (int i = 0; i < SLOTS; i++) {
     const i32 first = start + i * step;
     if (first >= cols) continue;
-    float out[N];
+    float out[N] = {};
+    if (first < n) {
 #pragma unroll
-    for (int k = 0; k < N; k++) out[k] = first < n ? f[i][k] * inv : 0.0f;
+      for (int k = 0; k < N; k++) out[k] = f[i][k] * inv;
+      zero_hidden(first, n, out);
+    }
     store_row(y, first, cols, out, whole);
   }
 }
@@ -219,6 +230,7 @@ template <bool MASKED> DEVICE void forward_loop(const Args &a) {
         visible<MASKED>(a, v, hidden, f);
 #pragma unroll
         for (int k = 0; k < N; k++) f[k] = power(a, f[k], base) * inv;
+        zero_hidden(at, n, f);
       }
       store_row(y, at, a.cols, f, whole);
     }
@@ -281,8 +293,10 @@ extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_
     const i32 first = start + i * step;
     if (first >= cols) continue;
     float out[N] = {};
-    // What is hidden in a vector that the last visible element ends was read as 0.
-    if (first < n) gradient(a, v[i], w[i], sum, out);
+    if (first < n) {
+      gradient(a, v[i], w[i], sum, out);
+      zero_hidden(first, n, out);
+    }
     store_row(dx, first, cols, out, whole);
   }
 }
@@ -315,7 +329,10 @@ extern "C" __global__ void __launch_bounds__(LOOP_THREADS) softmax_bwd_loop(cons
 #pragma unroll 2
     for (i64 at = start; at < a.cols; at += step) {
       float out[N] = {};
-      if (at < n) gradient(a, load_row(y, at, n, 0u), load_row(dy, at, n, 0u, dy_whole), sum, out);
+      if (at < n) {
+        gradient(a, load_row(y, at, n, 0u), load_row(dy, at, n, 0u, dy_whole), sum, out);
+        zero_hidden(at, n, out);
+      }
       store_row(dx, at, a.cols, out, whole);
     }
     __syncthreads();
