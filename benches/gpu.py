@@ -28,6 +28,7 @@ os.environ.setdefault("NVTE_DEBUG", "1")
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from gpu_dropout import section_dropout  # noqa: E402
 from gpu_host import section_first, section_host  # noqa: E402
 from gpu_softmax import section_cross_entropy, section_softmax  # noqa: E402
 from gpu_rope import section_rope  # noqa: E402
@@ -450,6 +451,7 @@ SECTIONS = {
     "rope": section_rope,
     "optimizer": section_optimizer,
     "cross_entropy": section_cross_entropy,
+    "dropout": section_dropout,
 }
 
 

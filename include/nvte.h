@@ -656,6 +656,65 @@ typedef struct nvte_cross_entropy_combine_args_t {
   int32_t reduction;
 } nvte_cross_entropy_combine_args_t;
 
+// Arguments of nvte_dropout_fwd. Zero-initialise it and set struct_size, x, y, p and rng; the rest may stay 0.
+typedef struct nvte_dropout_fwd_args_t {
+  // sizeof(nvte_dropout_fwd_args_t).
+  uint32_t struct_size;
+  // 0.
+  uint32_t reserved;
+  // Probability of dropping an element, from 0 to 1.
+  double p;
+  // f32, f16 or bf16 [rows, cols].
+  const nvte_tensor_t *x;
+  // f32, f16 or bf16 [1, cols], added to each row of x; NULL: none.
+  const nvte_tensor_t *bias;
+  // [rows, cols] of the type of x, added at the end; NULL: none.
+  const nvte_tensor_t *residual;
+  // [rows, cols] of the type of x. It may be x or residual: same data, same ld.
+  const nvte_tensor_t *y;
+  // Device, [rows, ceil(cols / 8)] bytes: bit (c mod 8) of byte (c div 8) of a row is 1 if element c of the row was kept; bits past the last
+  // column are 0. NULL: not written; the backward pass then draws again.
+  uint8_t *mask;
+  // Bytes from row to row of the mask.
+  int64_t mask_ld;
+  // Device, two uint64_t: seed and offset. Not read where p is 0 or 1, and may then be NULL.
+  const uint64_t *rng;
+  // Tells draws with the same seed and offset apart.
+  uint64_t rng_stream;
+} nvte_dropout_fwd_args_t;
+
+// Arguments of nvte_dropout_bwd. Zero-initialise it and set struct_size, dy, dx, p and mask or rng; the rest may stay 0.
+typedef struct nvte_dropout_bwd_args_t {
+  // sizeof(nvte_dropout_bwd_args_t).
+  uint32_t struct_size;
+  // NVTE_F32, NVTE_F16 or NVTE_BF16; looked at only where there is a dbias.
+  int32_t dbias_dtype;
+  // The forward pass'.
+  double p;
+  // Gradient of y: f32, f16 or bf16 [rows, cols]. It is also the gradient of the residual.
+  const nvte_tensor_t *dy;
+  // Gradient of x, of the type and shape of dy. It may be dy: same data, same ld.
+  const nvte_tensor_t *dx;
+  // Device: what the forward pass wrote; NULL: drawn again from rng.
+  const uint8_t *mask;
+  // Bytes from row to row of the mask.
+  int64_t mask_ld;
+  // The forward pass' seed and offset. Not read with a mask, nor where p is 0 or 1, and may then be NULL.
+  const uint64_t *rng;
+  // The forward pass'.
+  uint64_t rng_stream;
+  // Device: column sums of dx before it is rounded, one per column: the gradient of the bias; NULL: not wanted.
+  void *dbias;
+  // 1: add to what dbias holds; 0: replace it.
+  int32_t accumulate;
+  // 0.
+  uint32_t reserved;
+  // Scratch memory (device), aligned to 16 bytes; used for dbias only.
+  void *workspace;
+  // Its size in bytes: at least what nvte_dropout_bwd_workspace says.
+  uint64_t workspace_bytes;
+} nvte_dropout_bwd_args_t;
+
 // A product: D[M,N] = alpha * scale_inv_A * scale_inv_B * (A[M,K] B[N,K]^T) + bias[N] + beta * C[M,N].
 //
 // Zero-initialise it and set struct_size, accumulate, alpha, a, b and d; the rest may stay 0.
@@ -1754,6 +1813,49 @@ nvte_status_t nvte_fp8_transpose(nvte_context_t ctx,
                                  const nvte_tensor_t *output,
                                  nvte_stream_t stream);
 
+// Dropout with bias and residual: y = (x + bias) / (1 - p) + residual where an element is kept, 0 + residual where not.
+//
+// Which elements are kept: words of Philox4x32-10 with key = seed and counter = (offset + i div 4, rng_stream), of which element i takes word
+// i mod 4, i = row * cols + column whatever the strides; kept if the word is at least round(p * 2^32). Seed and offset are read on the device
+// when the call runs: a replayed graph draws what they then hold. With p = 0 everything is kept, with p = 1 nothing, and nothing is drawn.
+//
+// Shapes: x, residual and y [rows, cols] of one type; bias [1, cols] of any; mask [rows, ceil(cols / 8)] bytes. Units: strides in elements,
+// of the mask in bytes. Pointers: structs are on the host, data, mask and rng on the device. Alignment: that of the element type, rng 8
+// bytes (rows that start on 16 bytes and cols of a multiple of 8 are faster). Aliasing: y may be x or residual, exactly; otherwise outputs
+// must not overlap inputs or each other. Stream order: enqueued on stream, nothing waits. Determinism: the same bits on every back
+// end: f32, each operation rounded, then one rounding to the type of y. What x holds where an element is dropped does not matter.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE,
+// NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_OVERLAP,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_SIZE_OVERFLOW, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_UNSUPPORTED (reserved fields),
+// NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_dropout_fwd(nvte_context_t ctx,
+                               const nvte_dropout_fwd_args_t *args,
+                               nvte_stream_t stream);
+
+// Bytes of workspace for nvte_dropout_bwd with a dbias.
+//
+// Shapes: rows and cols of dy, >= 0. Units: bytes. Pointers: bytes is on the host. Alignment: natural. Aliasing: none. Stream order: none.
+// Determinism: the same for one device and version of the library.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_SIZE_OVERFLOW.
+nvte_status_t nvte_dropout_bwd_workspace(nvte_context_t ctx, int64_t rows, int64_t cols, uint64_t *bytes);
+
+// The gradient of nvte_dropout_fwd: dx = dy / (1 - p) where an element was kept, 0 where not; dbias the column sums of that, in f32. The
+// gradient of the residual is dy itself.
+//
+// With a mask nothing is drawn: the mask takes memory, drawing again takes arithmetic (about 11 instructions per element).
+//
+// Shapes: dy and dx [rows, cols] of one type; dbias [cols]; mask as the forward pass wrote it. Units: strides in elements, of the mask in
+// bytes. Pointers: structs are on the host, all data on the device. Alignment: as nvte_dropout_fwd; workspace 16 bytes. Aliasing: dx may be dy,
+// exactly; otherwise outputs and workspace must not overlap inputs or each other. Stream order: enqueued on stream, nothing waits.
+// Determinism: dx has the same bits on every back end; dbias is added up in an order that depends on shape, layout and device alone.
+//
+// Errors: as nvte_dropout_fwd; NVTE_ERROR_WORKSPACE_TOO_SMALL.
+nvte_status_t nvte_dropout_bwd(nvte_context_t ctx,
+                               const nvte_dropout_bwd_args_t *args,
+                               nvte_stream_t stream);
+
 // The product of FP8 operands, E4M3 and E5M2 in any pair, accumulated in f32 or as the tensor core does (args.accumulate), the bias
 // added in f32 after scaling, rounded once.
 //
@@ -2238,6 +2340,9 @@ struct nvte_api_t {
   nvte_status_t (*cross_entropy_combine)(nvte_context_t ctx, const nvte_cross_entropy_combine_args_t *args, nvte_stream_t stream);
   nvte_status_t (*cross_entropy_gradient)(nvte_context_t ctx, const nvte_cross_entropy_slice_args_t *args, nvte_stream_t stream);
   nvte_status_t (*scale_rows)(nvte_context_t ctx, const float *scale, int64_t stride, const nvte_tensor_t *x, nvte_stream_t stream);
+  nvte_status_t (*dropout_fwd)(nvte_context_t ctx, const nvte_dropout_fwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*dropout_bwd_workspace)(nvte_context_t ctx, int64_t rows, int64_t cols, uint64_t *bytes);
+  nvte_status_t (*dropout_bwd)(nvte_context_t ctx, const nvte_dropout_bwd_args_t *args, nvte_stream_t stream);
 };
 
 #ifdef __cplusplus

@@ -8,8 +8,8 @@ use std::mem::{offset_of, size_of};
 
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
 use nvte::capi::{
-    activation::*, adamw::*, api, cast::*, context::*, cross_entropy::*, gemm::*, grad_norm::*, info::*, layer_args::*, list::*, norm::*,
-    rope::*, scaling::*, softmax::*, types::*,
+    activation::*, adamw::*, api, cast::*, context::*, cross_entropy::*, dropout::*, gemm::*, grad_norm::*, info::*, layer_args::*,
+    list::*, norm::*, rope::*, scaling::*, softmax::*, types::*,
 };
 
 fn dynamic() -> Dynamic {
@@ -108,6 +108,12 @@ fn layouts_are_the_golden_list() {
         }
         nvte_rope_qkv_args_t {
             struct_size, dtype, order, reserved, seq, batch, q_heads, kv_heads, head_dim, qkv, qkv_seq_stride, qkv_batch_stride, q, q_seq_stride, q_batch_stride, k, v, kv_seq_stride, kv_batch_stride, angles,
+        }
+        nvte_dropout_fwd_args_t {
+            struct_size, reserved, p, x, bias, residual, y, mask, mask_ld, rng, rng_stream,
+        }
+        nvte_dropout_bwd_args_t {
+            struct_size, dbias_dtype, p, dy, dx, mask, mask_ld, rng, rng_stream, dbias, accumulate, reserved, workspace, workspace_bytes,
         }
         nvte_capability_t {
             struct_size, device_type, ordinal, arch, multiprocessors, fp8_cast_hardware, fp8_gemm_hardware, fp8_gemm_k_major_only,

@@ -73,6 +73,9 @@ pub(crate) trait Backend: Send + Sync {
         unsafe { self.cast(first, stream).and_then(|()| self.cast(second, stream)) }
     }
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()>;
+    unsafe fn dropout(&self, job: &ops::dropout::DropoutJob, stream: Stream) -> Result<()>;
+    /// Bytes in which column sums of a dropout's gradient `[rows, cols]` are reduced.
+    fn dropout_workspace(&self, rows: i64, cols: i64) -> u64;
     unsafe fn rope(&self, job: &ops::rope::RopeJob, stream: Stream) -> Result<()>;
     unsafe fn dequantize(&self, args: &ops::dequantize::DequantizeArgs, stream: Stream) -> Result<()>;
     unsafe fn fp8_transpose(&self, args: &ops::dequantize::TransposeArgs, stream: Stream) -> Result<()>;

@@ -106,6 +106,9 @@ table! {
     cross_entropy::nvte_cross_entropy_combine,
     cross_entropy::nvte_cross_entropy_gradient,
     cross_entropy::nvte_scale_rows,
+    dropout::nvte_dropout_fwd,
+    dropout::nvte_dropout_bwd_workspace,
+    dropout::nvte_dropout_bwd,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

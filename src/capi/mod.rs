@@ -13,6 +13,7 @@ pub mod cast;
 pub mod context;
 pub mod cross_entropy;
 pub mod dequantize;
+pub mod dropout;
 pub mod gemm;
 pub mod grad_norm;
 mod guard;

@@ -11,6 +11,7 @@ pub mod cast;
 pub(crate) mod check;
 pub mod cross_entropy;
 pub mod dequantize;
+pub mod dropout;
 pub mod gemm;
 pub mod grad_norm;
 pub mod list;

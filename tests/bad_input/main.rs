@@ -8,6 +8,7 @@ mod common;
 mod activation;
 mod cast;
 mod cross_entropy;
+mod dropout;
 mod faults;
 mod framework;
 mod gemm;
@@ -44,6 +45,7 @@ fn functions() -> Vec<Function> {
         activation::functions(),
         cast::functions(),
         cross_entropy::functions(),
+        dropout::functions(),
         gemm::functions(),
         layers::functions(),
         norm::functions(),

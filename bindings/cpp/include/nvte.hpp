@@ -297,6 +297,19 @@ inline void rope_qkv_bwd(const context &ctx, const nvte_rope_qkv_args_t &args, n
   check(api().rope_qkv_bwd(ctx.get(), &args, stream));
 }
 
+// args: sized<nvte_dropout_fwd_args_t>(), then filled; likewise below.
+inline void dropout_fwd(const context &ctx, const nvte_dropout_fwd_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().dropout_fwd(ctx.get(), &args, stream));
+}
+inline std::uint64_t dropout_bwd_workspace(const context &ctx, std::int64_t rows, std::int64_t cols) {
+  std::uint64_t bytes = 0;
+  check(api().dropout_bwd_workspace(ctx.get(), rows, cols, &bytes));
+  return bytes;
+}
+inline void dropout_bwd(const context &ctx, const nvte_dropout_bwd_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().dropout_bwd(ctx.get(), &args, stream));
+}
+
 inline void activation_fwd(const context &ctx, std::int32_t kind, const nvte_tensor_t *input, const nvte_tensor_t *output,
                            nvte_stream_t stream = nullptr) {
   check(api().activation_fwd(ctx.get(), kind, input, output, stream));

@@ -272,6 +272,41 @@ class nvte_cross_entropy_combine_args_t(Structure):
     ]
 
 
+class nvte_dropout_fwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("reserved", c_uint32),
+        ("p", c_double),
+        ("x", c_void_p),
+        ("bias", c_void_p),
+        ("residual", c_void_p),
+        ("y", c_void_p),
+        ("mask", c_void_p),
+        ("mask_ld", c_int64),
+        ("rng", c_void_p),
+        ("rng_stream", c_uint64),
+    ]
+
+
+class nvte_dropout_bwd_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dbias_dtype", c_int32),
+        ("p", c_double),
+        ("dy", c_void_p),
+        ("dx", c_void_p),
+        ("mask", c_void_p),
+        ("mask_ld", c_int64),
+        ("rng", c_void_p),
+        ("rng_stream", c_uint64),
+        ("dbias", c_void_p),
+        ("accumulate", c_int32),
+        ("reserved", c_uint32),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+    ]
+
+
 class nvte_gemm_args_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -750,4 +785,7 @@ FUNCTIONS = {
     "nvte_cross_entropy_combine": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_cross_entropy_gradient": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_scale_rows": (c_int32, (c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
+    "nvte_dropout_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_dropout_bwd_workspace": (c_int32, (c_void_p, c_int64, c_int64, c_void_p)),
+    "nvte_dropout_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
 }

@@ -155,6 +155,17 @@ class Space:
             raise ValueError(f"{name}: must be {length} integers without gaps, and has the shape {tuple(x.shape)}")
         return self.extent(x)[0]
 
+    def longs(self, name, x, length):
+        """Address of a vector of 64-bit integers without gaps, which the call reads; 0 for None."""
+        if x is None:
+            return 0
+        if str(self.require(name, x).dtype).rsplit(".", 1)[-1] not in ("int64", "uint64"):
+            raise TypeError(f"{name}: must be of 64-bit integers, and is {x.dtype}")
+        count, dense = self.layout(x)
+        if count != length or not dense:
+            raise ValueError(f"{name}: must be {length} integers without gaps, and has the shape {tuple(x.shape)}")
+        return self.extent(x)[0]
+
     def slot(self, name, x):
         """Address of one float32; 0 for None."""
         return self.floats(name, x, 1)
@@ -236,6 +247,9 @@ class NumpySpace(Space):
 
     def zeros(self, shape, dtype):
         return self.np.zeros(shape, self.type(dtype))
+
+    def bytes(self, shape):
+        return self.np.empty(shape, self.np.uint8)
 
     def full(self, value):
         return self.np.full(1, value, self.np.float32)
@@ -359,6 +373,9 @@ class TorchSpace(Space):
 
     def zeros(self, shape, dtype):
         return self.torch.zeros(shape, dtype=self.types[dtype.number], device=self.where)
+
+    def bytes(self, shape):
+        return self.torch.empty(shape, dtype=self.torch.uint8, device=self.where)
 
     def full(self, value):
         return self.torch.full((1,), value, dtype=self.torch.float32, device=self.where)

@@ -6,6 +6,7 @@ mod amax;
 mod cast;
 mod cross_entropy;
 mod dequantize;
+mod dropout;
 mod element;
 mod functions;
 mod gemm;
@@ -214,6 +215,18 @@ impl Backend for CpuBackend {
             unsafe { amax::record(&self.threads, args) }
         }
         Ok(())
+    }
+
+    unsafe fn dropout(&self, job: &ops::dropout::DropoutJob, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { dropout::dropout(&self.threads, job) }
+        }
+        Ok(())
+    }
+
+    fn dropout_workspace(&self, _rows: i64, _cols: i64) -> u64 {
+        0
     }
 
     unsafe fn rope(&self, job: &ops::rope::RopeJob, stream: Stream) -> Result<()> {

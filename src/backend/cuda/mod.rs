@@ -8,6 +8,7 @@ mod cast;
 mod cross_entropy;
 mod dequantize;
 mod driver;
+mod dropout;
 mod gemm;
 mod grad_norm;
 pub(crate) mod info;
@@ -335,6 +336,15 @@ impl Backend for CudaBackend {
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { amax::record(self, args, stream) }
+    }
+
+    unsafe fn dropout(&self, job: &ops::dropout::DropoutJob, stream: Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { dropout::dropout(self, job, stream) }
+    }
+
+    fn dropout_workspace(&self, rows: i64, cols: i64) -> u64 {
+        dropout::workspace(rows, cols)
     }
 
     unsafe fn rope(&self, job: &ops::rope::RopeJob, stream: Stream) -> Result<()> {

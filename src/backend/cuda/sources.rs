@@ -37,6 +37,7 @@ sources! {
     NormFwd = "norm_fwd.cu",
     NormFwdRow = "norm_fwd_row.cu",
     NormFwdStrip = "norm_fwd_strip.cu",
+    Dropout = "dropout.cu",
     Rope = "rope.cu",
     RopeAny = "rope_any.cu",
     Amax = "amax.cu",

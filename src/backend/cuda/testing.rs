@@ -51,6 +51,7 @@ pub fn variants() -> Vec<Variant> {
         super::grad_norm::variants(),
         super::list::variants(),
         super::norm::variants(),
+        super::dropout::variants(),
         super::rope::variants(),
         super::scaling::variants(),
         super::softmax::variants(),

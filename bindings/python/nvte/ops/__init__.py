@@ -26,6 +26,7 @@ from .cross_entropy import (
     scale_rows,
 )
 from .dequantize import dequantize, fp8_transpose
+from .dropout import dropout_bwd, dropout_bwd_workspace, dropout_fwd
 from .gemm import fp8_gemm, gemm, gemm_plans_export, gemm_plans_import, gemm_prepare, gemm_workspace
 from .grad_norm import grad_list, grad_list_workspace, grad_norm, grad_scale
 from .lists import TensorList, list_gradients
@@ -54,6 +55,9 @@ __all__ = [
     "cross_entropy_partial",
     "cross_entropy_workspace",
     "dequantize",
+    "dropout_bwd",
+    "dropout_bwd_workspace",
+    "dropout_fwd",
     "fp8_gemm",
     "fp8_transpose",
     "gemm",

@@ -15,6 +15,7 @@ from ..recipe import DelayedScaling, Float8CurrentScaling, Format
 from ..worthwhile import fp8_worthwhile
 from .checkpoint import checkpoint, checkpoint_contexts
 from .clip import clip_grad_norm_
+from .dropout import bias_dropout_add
 from .graphs import make_graphed_callables
 from .info import get_default_recipe, is_bf16_available, is_fp8_available
 from .modules import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
@@ -38,6 +39,7 @@ __all__ = [
     "apply_fused_qkv_rotary_pos_emb",
     "apply_rotary_pos_emb",
     "autocast",
+    "bias_dropout_add",
     "checkpoint",
     "checkpoint_contexts",
     "clip_grad_norm_",

@@ -1,0 +1,181 @@
+//! Dropout on CUDA: launches of `kernels/dropout.cu`.
+
+use super::{
+    cast::{finish_dbias, Dbias},
+    jit::KernelSpec,
+    launch::{arguments, blocks, Launch, Queue},
+    sources::SourceFile,
+    testing::Variant,
+    CudaBackend,
+};
+use crate::{
+    context::Stream,
+    error::Result,
+    ops::dropout::DropoutJob,
+    tensor::{DType, Ptr, TensorView},
+};
+
+const THREADS: u32 = 256;
+/// Rows of a block at a time.
+const STRIP: u64 = 32;
+/// Columns of a block of `dropout_any`.
+const ANY_COLS: u64 = 256;
+/// Columns of a tensor that is taken as one row cut into pieces.
+const FLAT: i64 = 4096;
+
+#[derive(Clone, Copy)]
+struct Dropout {
+    x: DType,
+    backward: bool,
+    vectors: bool,
+}
+
+impl KernelSpec for Dropout {
+    const SOURCE: SourceFile = SourceFile::Dropout;
+
+    fn id(&self) -> u64 {
+        self.x as u64 | (self.backward as u64) << 4 | (self.vectors as u64) << 5
+    }
+
+    fn defines(&self) -> Vec<String> {
+        vec![format!("X={}", self.x as i32), format!("BACKWARD={}", self.backward as i32)]
+    }
+
+    fn entry(&self) -> &'static str {
+        if self.vectors {
+            "dropout"
+        } else {
+            "dropout_any"
+        }
+    }
+}
+
+/// Every module of this family.
+pub(super) fn variants() -> Vec<Variant> {
+    let types = [DType::F32, DType::F16, DType::Bf16];
+    types.into_iter().flat_map(|x| [false, true].map(|backward| Variant::of(&Dropout { x, backward, vectors: true }))).collect()
+}
+
+/// `DropoutParams` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Params {
+    x: Ptr,
+    residual: Ptr,
+    y: Ptr,
+    bias: Ptr,
+    mask: Ptr,
+    rng: Ptr,
+    sums: Ptr,
+    ldx: i64,
+    ldr: i64,
+    ldy: i64,
+    ld_mask: i64,
+    rows: i64,
+    cols: i64,
+    last: i64,
+    stream: u64,
+    keep: u32,
+    threshold: u32,
+    scale: f32,
+    bias_type: i32,
+    col_tiles: u32,
+    steps: u32,
+}
+
+/// Bytes of the partial sums of a bias gradient, at the smallest number of rows for each.
+pub(super) fn workspace(rows: i64, cols: i64) -> u64 {
+    (rows as u64).div_ceil(STRIP) * cols as u64 * 4
+}
+
+fn starts_on_16(t: &TensorView) -> bool {
+    t.data.0 % 16 == 0 && (t.rows <= 1 || (t.ld as u64 * t.dtype.size() as u64) % 16 == 0)
+}
+
+fn dense(t: &TensorView) -> bool {
+    t.rows <= 1 || t.ld == t.cols
+}
+
+/// The job as one row cut into pieces, where columns mean nothing and nothing lies between rows: odd widths are then no obstacle, nor is
+/// a single long row.
+fn flat(job: &DropoutJob) -> Option<DropoutJob> {
+    let tensors = [Some(job.x), Some(job.y), job.residual];
+    let total = job.x.rows.checked_mul(job.x.cols)?;
+    let mask = job.mask.is_null() || (job.x.cols % 8 == 0 && (job.x.rows <= 1 || job.mask_ld == job.x.cols / 8));
+    let plain = job.bias.is_none() && job.dbias.is_none() && mask && total % 8 == 0 && tensors.iter().flatten().all(dense);
+    plain.then(|| {
+        let rows = (total as u64).div_ceil(FLAT as u64) as i64;
+        let turn = |t: TensorView| TensorView { rows, cols: FLAT, ld: FLAT, ..t };
+        DropoutJob { x: turn(job.x), y: turn(job.y), residual: job.residual.map(turn), mask_ld: FLAT / 8, ..*job }
+    })
+}
+
+/// # Safety
+/// Arguments validated, pointers live.
+pub(super) unsafe fn dropout(backend: &CudaBackend, job: &DropoutJob, stream: Stream) -> Result<()> {
+    let queue = Queue::new(backend, stream)?;
+    if job.dbias.is_some() {
+        // Both kernels are there before the first is enqueued.
+        queue.load(&Dbias)?;
+    }
+    let mut strips = 0;
+    if job.x.rows > 0 {
+        // SAFETY: forwarded contract.
+        strips = unsafe { elements(&queue, job) }?;
+    }
+    match &job.dbias {
+        // SAFETY: the partial sums are being written in stream order.
+        Some(b) => unsafe { finish_dbias(&queue, job.workspace, strips as i64, job.x.cols, b) },
+        None => Ok(()),
+    }
+}
+
+/// Everything but the end of the bias gradient; returns the number of partial sums of each column.
+///
+/// # Safety
+/// As [`dropout`]; there are rows.
+unsafe fn elements(queue: &Queue<'_>, given: &DropoutJob) -> Result<u64> {
+    let total = given.x.rows.saturating_mul(given.x.cols);
+    let flat = flat(given);
+    let job = flat.as_ref().unwrap_or(given);
+    let (x, y) = (&job.x, &job.y);
+    let others = [job.residual, job.bias];
+    let vectors = x.cols % 8 == 0 && starts_on_16(x) && starts_on_16(y) && others.iter().flatten().all(starts_on_16);
+    let width = if vectors { 32 * 16 / x.dtype.size() as u64 } else { ANY_COLS };
+    let across = (x.cols as u64).div_ceil(width);
+    let down = (x.rows as u64).div_ceil(STRIP);
+    // The fewer partial sums the better, as long as there are many blocks for each multiprocessor.
+    let steps = match job.dbias {
+        Some(_) => (down.saturating_mul(across) / (u64::from(queue.multiprocessors()) * 24)).clamp(1, 4),
+        None => 1,
+    };
+    let strips = down.div_ceil(steps);
+    let grid = blocks(strips.saturating_mul(across), 0x7FFF_FFFF, "tiles of the tensor")?;
+    let params = Params {
+        x: x.data,
+        residual: job.residual.map_or(Ptr::NULL, |t| t.data),
+        y: y.data,
+        bias: job.bias.map_or(Ptr::NULL, |t| t.data),
+        mask: job.mask,
+        rng: job.random.rng,
+        sums: if job.dbias.is_some() { job.workspace } else { Ptr::NULL },
+        ldx: x.ld,
+        ldr: job.residual.map_or(0, |t| t.ld),
+        ldy: y.ld,
+        ld_mask: job.mask_ld,
+        rows: x.rows,
+        cols: x.cols,
+        last: if flat.is_some() { total - FLAT * (x.rows - 1) } else { x.cols },
+        stream: job.random.stream,
+        keep: job.keep as u32,
+        threshold: job.threshold,
+        scale: job.scale,
+        bias_type: job.bias.map_or(0, |t| t.dtype as i32),
+        col_tiles: across as u32,
+        steps: steps as u32,
+    };
+    let spec = Dropout { x: x.dtype, backward: job.backward, vectors };
+    // SAFETY: the kernel's one parameter; pointers live by contract.
+    unsafe { queue.launch(&spec, &Launch::new([grid, 1, 1], THREADS), arguments![params]) }?;
+    Ok(strips)
+}
