@@ -1,5 +1,8 @@
 """nvte.torch.cross_entropy and softmax against PyTorch's own in float64."""
 
+import subprocess
+import sys
+
 import pytest
 from torch_common import DEVICE, TOLERANCE, distance, seed, te, torch  # noqa: F401
 
@@ -130,3 +133,38 @@ def test_softmax(seed, dtype):  # noqa: F811
         y.backward(up)
         want.backward(up.double())
         assert distance(leaf.grad, x.grad.nan_to_num(0)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compiled(seed, reduction):  # noqa: F811
+    target = torch.randint(0, 30, (2, 6), device=DEVICE)
+    mask = torch.rand(6, 30, device=DEVICE) < 0.2
+
+    def step(x):
+        loss = te.cross_entropy(x * 2, target, reduction=reduction, label_smoothing=0.1, inplace_backward=True)
+        return loss.sum() * 3 + te.softmax(x, 0.5, mask, causal=True, offset=20).square().sum()
+
+    x = torch.randn(2, 6, 30, device=DEVICE, requires_grad=True)
+    want = step(x)
+    (g,) = torch.autograd.grad(want, x)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    got = compiled(x)
+    (h,) = torch.autograd.grad(got, x)
+    assert distance(got, want) < 1e-6 and distance(h, g) < 1e-6
+    with torch.no_grad():
+        assert distance(compiled(x), want) < 1e-6
+
+
+def test_operators():
+    x = torch.randn(4, 10, device=DEVICE, requires_grad=True)
+    target = torch.tensor([1, 2, -100, 9], device=DEVICE)
+    which = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.nvte.cross_entropy, (x, target, -100, "mean", 0.1, True), test_utils=which)
+    torch.library.opcheck(torch.ops.nvte.cross_entropy, (x.detach(), target, -100, "none", 0.0, False), test_utils=which)
+    torch.library.opcheck(torch.ops.nvte.softmax, (x, None, 0.5, True, 3), test_utils=which)
+    torch.library.opcheck(torch.ops.nvte.scaled_rows, (x.detach(), torch.ones(4, device=DEVICE)), test_utils=which)
+
+
+def test_import_takes_no_compiler_along():
+    code = "import sys, nvte.torch; print('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
