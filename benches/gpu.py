@@ -32,6 +32,7 @@ from gpu_dropout import section_dropout  # noqa: E402
 from gpu_host import section_first, section_host  # noqa: E402
 from gpu_softmax import section_cross_entropy, section_softmax  # noqa: E402
 from gpu_rope import section_rope  # noqa: E402
+from gpu_multi_cast import section_multi_cast  # noqa: E402
 from gpu_optimizer import section_optimizer  # noqa: E402
 from gpu_timing import (  # noqa: E402
     BF16,
@@ -452,6 +453,7 @@ SECTIONS = {
     "optimizer": section_optimizer,
     "cross_entropy": section_cross_entropy,
     "dropout": section_dropout,
+    "multi_cast": section_multi_cast,
 }
 
 

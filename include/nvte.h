@@ -442,7 +442,7 @@ typedef struct nvte_adamw_list_args_t {
 
 // A list of tensors, in two parts: this struct on the host, and a table in device memory of yours that data points to.
 //
-// Set struct_size, data and bytes and hand it to the function that makes the list (nvte_adamw_list, nvte_grad_list): it writes the other
+// Set struct_size, data and bytes and hand it to the function that makes the list (nvte_adamw_list, nvte_grad_list, nvte_cast_list): it writes the other
 // fields here, and the table in stream order. The operation then takes the struct as it is. The table holds the tensors' addresses, so it
 // serves as long as these stay; gradients can be exchanged (nvte_list_gradients). One list is used by one stream at a time. It owns
 // nothing: there is nothing to destroy.
@@ -1179,6 +1179,26 @@ typedef struct nvte_layer_sizes_t {
   // FP8 copies of the weights, both layouts.
   uint64_t weight_cache;
 } nvte_layer_sizes_t;
+
+// Arguments of nvte_multi_cast_to_fp8. Zero-initialise it and set struct_size and list.
+typedef struct nvte_multi_cast_args_t {
+  // sizeof(nvte_multi_cast_args_t).
+  uint32_t struct_size;
+  // 1: current scaling (amax, scale, scale_inv of every output are written). 0: scales are read and amaxes recorded.
+  int32_t current;
+  // Made by nvte_cast_list.
+  const nvte_list_t *list;
+  // Device, one u32: where it is not 0 nothing is written; NULL: never.
+  const uint32_t *skip;
+  // Current scaling: scales are divided by 2^margin; -64 to 64.
+  int32_t margin;
+  // Current scaling: floor of the amaxes; finite, not negative.
+  float epsilon;
+  // Current scaling: 1: scales are rounded down to powers of two. Else 0.
+  int32_t power_of_two;
+  // 0.
+  uint32_t reserved;
+} nvte_multi_cast_args_t;
 
 // Arguments of nvte_layernorm_fwd and nvte_rmsnorm_fwd.
 //
@@ -2121,6 +2141,50 @@ nvte_status_t nvte_list_gradients(nvte_context_t ctx,
                                   int64_t count,
                                   nvte_stream_t stream);
 
+// Bytes of device memory that the table of a list of casts takes: 140 per tensor, and four per 128 x 128 elements.
+//
+// Shapes: those of count inputs. Units: bytes. Pointers: host; device addresses are not looked at. Alignment: natural. Aliasing: none.
+// Stream order: none. Determinism: depends on shapes.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_SHAPE,
+// NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_SIZE_OVERFLOW.
+nvte_status_t nvte_cast_list_workspace(nvte_context_t ctx,
+                                       const nvte_tensor_t *const *inputs,
+                                       const nvte_tensor_t *const *outputs,
+                                       int64_t count,
+                                       uint64_t *bytes);
+
+// Makes a list of casts for nvte_multi_cast_to_fp8: checks them, and writes the table in stream order. Do it once, and again when a tensor
+// has moved.
+//
+// Shapes: count inputs f32, f16 or bf16 [rows, cols], each of its own shape; outputs E4M3 or E5M2 of the same, data, data_t or both.
+// Units: sizes and strides in elements. Pointers: structs and arrays are on the host and may go once the call has returned; data, slots
+// and list.data are on the device. Alignment: that of the element type, list.data 16 bytes; fastest where bases and row strides are
+// multiples of 16 bytes. Aliasing: no output may overlap anything else in the list. Stream order: enqueued on stream, nothing waits;
+// the contents travel as kernel arguments, so that it is safe to capture. With NVTE_STREAM_PREPARE the struct is written and the table is
+// not. Determinism: not applicable.
+//
+// Errors: those of nvte_cast_to_fp8, and NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_SIZE_OVERFLOW.
+nvte_status_t nvte_cast_list(nvte_context_t ctx,
+                             const nvte_tensor_t *const *inputs,
+                             const nvte_tensor_t *const *outputs,
+                             int64_t count,
+                             nvte_list_t *list,
+                             nvte_stream_t stream);
+
+// All casts of a list, with the bits of nvte_cast_to_fp8, in one launch; or, with current scaling, of nvte_cast_to_fp8_current, in three.
+//
+// Shapes: those of the list. Units: none. Pointers: structs are on the host, skip on the device. Alignment: 4 bytes. Aliasing: skip must not
+// lie in an output. Stream order: enqueued on stream, nothing waits; scales are read, or made, on the device. Determinism: bit-exact on
+// every back end.
+//
+// Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_INVALID_ENUM,
+// NVTE_ERROR_INVALID_VALUE, NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_UNSUPPORTED, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_SIZE_OVERFLOW,
+// NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
+nvte_status_t nvte_multi_cast_to_fp8(nvte_context_t ctx,
+                                     const nvte_multi_cast_args_t *args,
+                                     nvte_stream_t stream);
+
 // LayerNorm, row by row: y = (x - mean) * rsigma * weight + beta, with rsigma = 1/sqrt(var + eps).
 //
 // Shapes: x and y [rows, hidden], any rows and hidden; gamma and beta [1, hidden]; mu and rsigma [rows]. Units: sizes and strides in
@@ -2343,6 +2407,9 @@ struct nvte_api_t {
   nvte_status_t (*dropout_fwd)(nvte_context_t ctx, const nvte_dropout_fwd_args_t *args, nvte_stream_t stream);
   nvte_status_t (*dropout_bwd_workspace)(nvte_context_t ctx, int64_t rows, int64_t cols, uint64_t *bytes);
   nvte_status_t (*dropout_bwd)(nvte_context_t ctx, const nvte_dropout_bwd_args_t *args, nvte_stream_t stream);
+  nvte_status_t (*cast_list_workspace)(nvte_context_t ctx, const nvte_tensor_t *const *inputs, const nvte_tensor_t *const *outputs, int64_t count, uint64_t *bytes);
+  nvte_status_t (*cast_list)(nvte_context_t ctx, const nvte_tensor_t *const *inputs, const nvte_tensor_t *const *outputs, int64_t count, nvte_list_t *list, nvte_stream_t stream);
+  nvte_status_t (*multi_cast_to_fp8)(nvte_context_t ctx, const nvte_multi_cast_args_t *args, nvte_stream_t stream);
 };
 
 #ifdef __cplusplus

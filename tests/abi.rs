@@ -9,7 +9,7 @@ use std::mem::{offset_of, size_of};
 use common::elf::{library, Dynamic, DF_1_NODELETE, DF_SYMBOLIC};
 use nvte::capi::{
     activation::*, adamw::*, api, cast::*, context::*, cross_entropy::*, dropout::*, gemm::*, grad_norm::*, info::*, layer_args::*,
-    list::*, norm::*, rope::*, scaling::*, softmax::*, types::*,
+    list::*, multi_cast::*, norm::*, rope::*, scaling::*, softmax::*, types::*,
 };
 
 fn dynamic() -> Dynamic {
@@ -143,6 +143,9 @@ fn layouts_are_the_golden_list() {
         nvte_adamw_args_t {
             struct_size, decoupled, bias_correction, reserved, list, step, lr_ptr, found_inf, grad_scale, clip, lr, beta1, beta2, eps,
             weight_decay,
+        }
+        nvte_multi_cast_args_t {
+            struct_size, current, list, skip, margin, epsilon, power_of_two, reserved,
         }
         nvte_grad_norm_args_t {
             struct_size, reserved, list, grad_scale, max_norm, norm, clip, found_inf,

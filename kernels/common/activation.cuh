@@ -29,19 +29,3 @@ DEVICE void finish_amax(const ActivationParams &p, float amax) {
   u32 bits = block_max<TILE_THREADS>(abs_bits(amax));
   if (threadIdx.x == 0 && bits) record_amax(p.amax, bits);
 }
-
-// Puts four rows of the thread's codes into the transposed tile (see tile.cuh): rows 4 * half .. 4 * half + 3 of its eight. Neighbouring
-// row groups must write opposite halves at a time; then the four-byte writes of a warp touch every bank once.
-template <int W> DEVICE void tile_put_half(u8 *tile, const u32 (&code)[4][2], u32 half) {
-  u32 k = threadIdx.x >> 4;
-#pragma unroll
-  for (u32 h = 0; h < 2; h++) {
-    u32 t[4] = {code[0][h], code[1][h], code[2][h], code[3][h]};
-    transpose4(t[0], t[1], t[2], t[3]);
-#pragma unroll
-    for (u32 j = 0; j < 4; j++) {
-      u32 c = tile_col<W>(h) + j;
-      *(u32 *)(tile + c * TILE + (k ^ tile_key<W>(c)) * 8 + 4 * half) = t[j];
-    }
-  }
-}

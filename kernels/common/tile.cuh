@@ -62,6 +62,22 @@ template <int V> DEVICE void tile_put(u8 *tile, const u32 (&code)[8][2]) {
   }
 }
 
+// Puts four rows of the thread's codes into the transposed tile: rows 4 * half .. 4 * half + 3 of its eight. Neighbouring
+// row groups must write opposite halves at a time; then the four-byte writes of a warp touch every bank once.
+template <int W> DEVICE void tile_put_half(u8 *tile, const u32 (&code)[4][2], u32 half) {
+  u32 k = threadIdx.x >> 4;
+#pragma unroll
+  for (u32 h = 0; h < 2; h++) {
+    u32 t[4] = {code[0][h], code[1][h], code[2][h], code[3][h]};
+    transpose4(t[0], t[1], t[2], t[3]);
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) {
+      u32 c = tile_col<W>(h) + j;
+      *(u32 *)(tile + c * TILE + (k ^ tile_key<W>(c)) * 8 + 4 * half) = t[j];
+    }
+  }
+}
+
 // Eight codes of column c: rows 8k .. 8k+7.
 template <int V> DEVICE Vec8 tile_get8(const u8 *tile, u32 c, u32 k) { return *(const Vec8 *)(tile + c * TILE + (k ^ tile_key<V>(c)) * 8); }
 

@@ -44,6 +44,7 @@ pub(crate) trait Backend: Send + Sync {
     /// Makes the map of a list's blocks from its entries, which lie `stride` bytes apart.
     unsafe fn list_map(&self, entries: Ptr, stride: u64, count: u32, map: Ptr, stream: Stream) -> Result<()>;
     unsafe fn adamw(&self, args: &ops::adamw::AdamwArgs, stream: Stream) -> Result<()>;
+    unsafe fn multi_cast(&self, job: &ops::multi_cast::MultiCastJob, stream: Stream) -> Result<()>;
     unsafe fn grad_norm(&self, args: &ops::grad_norm::GradNormArgs, stream: Stream) -> Result<()>;
     unsafe fn grad_scale(&self, args: &ops::grad_norm::GradScaleArgs, stream: Stream) -> Result<()>;
 

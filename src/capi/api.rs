@@ -109,6 +109,9 @@ table! {
     dropout::nvte_dropout_fwd,
     dropout::nvte_dropout_bwd_workspace,
     dropout::nvte_dropout_bwd,
+    multi_cast::nvte_cast_list_workspace,
+    multi_cast::nvte_cast_list,
+    multi_cast::nvte_multi_cast_to_fp8,
 }
 
 /// The table of all functions of this library: the way to call it that no other library's names can divert.

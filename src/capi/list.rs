@@ -15,7 +15,7 @@ use crate::{
 
 /// A list of tensors, in two parts: this struct on the host, and a table in device memory of yours that `data` points to.
 ///
-/// Set struct_size, data and bytes and hand it to the function that makes the list (nvte_adamw_list, nvte_grad_list): it writes the other
+/// Set struct_size, data and bytes and hand it to the function that makes the list (nvte_adamw_list, nvte_grad_list, nvte_cast_list): it writes the other
 /// fields here, and the table in stream order. The operation then takes the struct as it is. The table holds the tensors' addresses, so it
 /// serves as long as these stay; gradients can be exchanged (nvte_list_gradients). One list is used by one stream at a time. It owns
 /// nothing: there is nothing to destroy.

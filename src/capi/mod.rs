@@ -22,6 +22,7 @@ pub mod info;
 pub mod layer_args;
 pub mod layers;
 pub mod list;
+pub mod multi_cast;
 pub mod norm;
 pub mod rope;
 pub mod scaling;

@@ -194,7 +194,7 @@ pub unsafe fn cast_dbias(ctx: &Context, args: &CastDbiasArgs, stream: Stream) ->
 }
 
 /// Checks both sides of a cast. Returns the range read and those written.
-fn cast_layouts(ctx: &Context, x: &TensorView, q: &TensorView) -> Result<(check::Range, [check::Range; 2])> {
+pub(crate) fn cast_layouts(ctx: &Context, x: &TensorView, q: &TensorView) -> Result<(check::Range, [check::Range; 2])> {
     check::dtype("input", x, check::HIGH)?;
     check::dtype("output", q, check::FP8)?;
     let read = check::rowwise(ctx.backend(), "input", x)?;

@@ -19,10 +19,12 @@ pub enum ListKind {
     Adamw = 1,
     /// [`grad_norm`](super::grad_norm).
     Gradients = 2,
+    /// [`multi_cast`](super::multi_cast).
+    Casts = 3,
 }
 
 impl ListKind {
-    const ALL: [ListKind; 2] = [ListKind::Adamw, ListKind::Gradients];
+    const ALL: [ListKind; 3] = [ListKind::Adamw, ListKind::Gradients, ListKind::Casts];
 
     /// The kind with this number.
     pub fn from_i32(name: &str, v: i32) -> Result<Self> {
@@ -35,16 +37,17 @@ impl ListKind {
     /// Bytes of a tensor's entry in the table.
     const fn entry(self) -> u64 {
         match self {
-            ListKind::Adamw => 128,
+            ListKind::Adamw | ListKind::Casts => 128,
             ListKind::Gradients => 32,
         }
     }
 
-    /// Scratch memory behind the entries.
-    const fn scratch(self) -> u64 {
+    /// Scratch memory behind the entries of `n` tensors.
+    const fn scratch(self, n: u64) -> u64 {
         match self {
             ListKind::Adamw => 0,
             ListKind::Gradients => MAX_PARTIALS as u64 * 8,
+            ListKind::Casts => n * 4,
         }
     }
 }
@@ -95,7 +98,7 @@ impl TensorList {
         let entries = HEADER;
         let pointers = entries + n * self.kind.entry();
         let scratch = (pointers + n * 8).next_multiple_of(16);
-        let map = scratch + self.kind.scratch();
+        let map = scratch + self.kind.scratch(n);
         let at = |offset: u64| Ptr(self.data.0.wrapping_add(offset));
         let bytes = (map + self.blocks[0] * 4).next_multiple_of(16);
         Table { header: self.data, entries: at(entries), pointers: at(pointers), scratch: at(scratch), map: at(map), bytes }
@@ -247,6 +250,9 @@ pub(crate) unsafe fn pointers(ctx: &Context, list: &TensorList, pointers: &[Ptr]
 /// See [the module](super); the gradients have the sizes and types of those of the list.
 pub unsafe fn list_gradients(ctx: &Context, list: &TensorList, gradients: &[Ptr], stream: Stream) -> Result<()> {
     list.check(ctx, list.kind)?;
+    if list.kind == ListKind::Casts {
+        return Err(Error::argument(Status::InvalidEnum, "list.kind", list.kind as i32, "must be a list of gradients, or of AdamW"));
+    }
     if gradients.len() as i64 != list.count {
         return Err(Error::argument(Status::InvalidShape, "count", gradients.len(), format!("must be list.count = {}", list.count)));
     }
@@ -290,7 +296,7 @@ mod tests {
                 assert!(t.entries.0 >= t.header.0 + HEADER && t.entries.0 % 16 == 0);
                 assert!(t.pointers.0 >= t.entries.0 + count as u64 * kind.entry() && t.pointers.0 % 8 == 0);
                 assert!(t.scratch.0 >= t.pointers.0 + 8 * count as u64 && t.scratch.0 % 16 == 0);
-                assert!(t.map.0 >= t.scratch.0 + kind.scratch() && t.bytes >= t.map.0 - 4096 + 4 * blocks);
+                assert!(t.map.0 >= t.scratch.0 + kind.scratch(count as u64) && t.bytes >= t.map.0 - 4096 + 4 * blocks);
             }
         }
     }

@@ -15,6 +15,7 @@ pub mod dropout;
 pub mod gemm;
 pub mod grad_norm;
 pub mod list;
+pub mod multi_cast;
 pub mod norm;
 pub mod rope;
 pub mod scaling;

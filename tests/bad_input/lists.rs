@@ -2,13 +2,13 @@
 
 use std::{ffi::c_void, mem::size_of, ptr};
 
-use nvte::capi::{adamw::*, context::nvte_context_destroy, grad_norm::*, list::*, types::*};
+use nvte::capi::{adamw::*, context::nvte_context_destroy, grad_norm::*, list::*, multi_cast::*, types::*};
 
 use super::framework::{create, message};
 use crate::common::{context, sync, Guarded, SlotF32, POISON};
 
 /// Functions tried by [`the_rest`].
-pub const BY_HAND: [&str; 8] = [
+pub const BY_HAND: [&str; 11] = [
     "nvte_list_gradients",
     "nvte_adamw_list_workspace",
     "nvte_adamw_list",
@@ -17,6 +17,9 @@ pub const BY_HAND: [&str; 8] = [
     "nvte_grad_list",
     "nvte_grad_norm",
     "nvte_grad_scale",
+    "nvte_cast_list_workspace",
+    "nvte_cast_list",
+    "nvte_multi_cast_to_fp8",
 ];
 
 const ROWS: i64 = 5;
@@ -53,6 +56,7 @@ struct Call {
     made: nvte_list_args,
     adamw: nvte_adamw_args_t,
     norm: nvte_grad_norm_args_t,
+    cast: nvte_multi_cast_args_t,
     factor: *const f32,
     pass_list: bool,
     pass_args: bool,
@@ -126,6 +130,16 @@ impl Stage {
                 clip: self.memory[1].ptr().as_ptr(),
                 found_inf: self.memory[2].ptr().as_ptr(),
             },
+            cast: nvte_multi_cast_args_t {
+                struct_size: size_of::<nvte_multi_cast_args_t>() as u32,
+                current: 1,
+                list: ptr::null(),
+                skip: self.slot.ptr().as_ptr(),
+                margin: 0,
+                epsilon: 0.0,
+                power_of_two: 0,
+                reserved: 0,
+            },
             factor: slot,
             pass_list: true,
             pass_args: true,
@@ -155,6 +169,7 @@ impl Call {
         };
         let list_at = if self.pass_list { ptr::from_mut(&mut list) } else { ptr::null_mut() };
         let (adamw, norm) = (nvte_adamw_args_t { list: list_at, ..self.adamw }, nvte_grad_norm_args_t { list: list_at, ..self.norm });
+        let cast = nvte_multi_cast_args_t { list: list_at, ..self.cast };
         fn pass<T>(yes: bool, args: &T) -> *const T {
             if yes {
                 args
@@ -177,6 +192,9 @@ impl Call {
                 "nvte_grad_list" => nvte_grad_list(ctx, array(1), self.made.count, list_at, stream),
                 "nvte_grad_norm" => nvte_grad_norm(ctx, pass(self.pass_args, &norm), stream),
                 "nvte_grad_scale" => nvte_grad_scale(ctx, list_at, self.factor, stream),
+                "nvte_cast_list_workspace" => nvte_cast_list_workspace(ctx, array(1), array(5), self.made.count, bytes_at),
+                "nvte_cast_list" => nvte_cast_list(ctx, array(1), array(5), self.made.count, list_at, stream),
+                "nvte_multi_cast_to_fp8" => nvte_multi_cast_to_fp8(ctx, pass(self.pass_args, &cast), stream),
                 other => panic!("{other}"),
             }
         };
@@ -191,14 +209,15 @@ type Fault = (&'static str, i32, &'static str, Change);
 
 const MAKE_ADAMW: &[&str] = &["nvte_adamw_list"];
 const MAKE: &[&str] = &["nvte_adamw_list", "nvte_grad_list"];
-const USE: &[&str] = &["nvte_adamw", "nvte_grad_norm", "nvte_grad_scale", "nvte_list_gradients"];
+const MAKE_CAST: &[&str] = &["nvte_cast_list", "nvte_cast_list_workspace"];
+const USE: &[&str] = &["nvte_adamw", "nvte_grad_norm", "nvte_grad_scale", "nvte_list_gradients", "nvte_multi_cast_to_fp8"];
 
 fn faults() -> Vec<(&'static [&'static str], Vec<Fault>)> {
     let size = NVTE_ERROR_INVALID_STRUCT_SIZE;
     let value = NVTE_ERROR_INVALID_VALUE;
     vec![
         (
-            &["nvte_adamw_list", "nvte_adamw_list_workspace", "nvte_adamw", "nvte_grad_norm"],
+            &["nvte_adamw_list", "nvte_adamw_list_workspace", "nvte_adamw", "nvte_grad_norm", "nvte_multi_cast_to_fp8"],
             vec![("no args", NVTE_ERROR_NULL_POINTER, "args", |c| c.pass_args = false)],
         ),
         (
@@ -314,6 +333,47 @@ fn faults() -> Vec<(&'static [&'static str], Vec<Fault>)> {
                 ("max_norm", value, "max_norm", |c| c.norm.max_norm = -1.0),
             ],
         ),
+        (
+            MAKE_CAST,
+            vec![
+                ("count", NVTE_ERROR_INVALID_SHAPE, "count", |c| c.made.count = -1),
+                ("no inputs", NVTE_ERROR_NULL_POINTER, "inputs", |c| c.no_array = Some(1)),
+                ("no outputs", NVTE_ERROR_NULL_POINTER, "outputs", |c| c.no_array = Some(5)),
+                ("an input is NULL", NVTE_ERROR_NULL_POINTER, "inputs[0]", |c| c.no_tensor = Some(1)),
+                ("an output is NULL", NVTE_ERROR_NULL_POINTER, "outputs[0]", |c| c.no_tensor = Some(5)),
+                ("size", size, "inputs[0].struct_size", |c| c.tensors[1].struct_size = 3),
+                ("rows", NVTE_ERROR_INVALID_SHAPE, "input.rows", |c| c.tensors[1].rows = -1),
+            ],
+        ),
+        (&["nvte_cast_list_workspace"], vec![("no bytes", NVTE_ERROR_NULL_POINTER, "bytes", |c| c.pass_bytes = false)]),
+        (
+            &["nvte_cast_list"],
+            vec![
+                ("no list", NVTE_ERROR_NULL_POINTER, "list", |c| c.pass_list = false),
+                ("no table", NVTE_ERROR_NULL_POINTER, "list.data", |c| c.list.data = ptr::null_mut()),
+                ("small table", NVTE_ERROR_WORKSPACE_TOO_SMALL, "list.bytes", |c| c.list.bytes = 256),
+                ("stride", NVTE_ERROR_INVALID_STRIDE, "input.ld", |c| c.tensors[1].ld = 3),
+                ("no codes", NVTE_ERROR_NULL_POINTER, "output.data", |c| c.tensors[5].data = ptr::null_mut()),
+                ("type", NVTE_ERROR_INVALID_DTYPE, "output.dtype", |c| {
+                    (c.tensors[5].dtype, c.tensors[5].scaling) = (NVTE_BF16, NVTE_SCALING_NONE)
+                }),
+                ("codes on the input", NVTE_ERROR_OVERLAP, "overlap", |c| c.tensors[5].data = c.tensors[1].data),
+            ],
+        ),
+        (
+            &["nvte_multi_cast_to_fp8"],
+            vec![
+                ("size", size, "args.struct_size", |c| c.cast.struct_size = 1),
+                ("reserved", NVTE_ERROR_UNSUPPORTED, "reserved", |c| c.cast.reserved = 1),
+                ("current", NVTE_ERROR_INVALID_ENUM, "current", |c| c.cast.current = 2),
+                ("power_of_two", NVTE_ERROR_INVALID_ENUM, "power_of_two", |c| c.cast.power_of_two = 2),
+                ("margin", value, "margin", |c| c.cast.margin = 65),
+                ("epsilon", value, "epsilon", |c| c.cast.epsilon = -1.0),
+                ("skip", NVTE_ERROR_MISALIGNED, "skip", |c| c.cast.skip = c.cast.skip.wrapping_byte_add(2)),
+                ("kind", NVTE_ERROR_INVALID_ENUM, "list.kind", |c| c.list.kind = 2),
+            ],
+        ),
+        (&["nvte_list_gradients"], vec![("kind", NVTE_ERROR_INVALID_ENUM, "list.kind", |c| c.list.kind = 3)]),
         (&["nvte_grad_scale"], vec![("no factor", NVTE_ERROR_NULL_POINTER, "factor", |c| c.factor = ptr::null())]),
     ]
 }
@@ -322,6 +382,7 @@ fn faults() -> Vec<(&'static [&'static str], Vec<Fault>)> {
 fn kind(name: &str) -> i32 {
     match name {
         "nvte_adamw" => 1,
+        "nvte_multi_cast_to_fp8" => 3,
         "nvte_grad_norm" | "nvte_grad_scale" | "nvte_list_gradients" => 2,
         _ => 0,
     }
@@ -354,7 +415,15 @@ pub fn the_rest() {
     let untouched = |g: &Guarded| g.read().iter().all(|b| *b == POISON);
     assert!(stage.memory.iter().chain([&stage.table]).all(untouched), "a refused call wrote something");
     // The calls as they stand; the table is written by the first.
-    for name in ["nvte_adamw_list_workspace", "nvte_adamw_list", "nvte_grad_list_workspace", "nvte_grad_list", "nvte_list_gradients"] {
+    for name in [
+        "nvte_adamw_list_workspace",
+        "nvte_adamw_list",
+        "nvte_grad_list_workspace",
+        "nvte_grad_list",
+        "nvte_list_gradients",
+        "nvte_cast_list_workspace",
+        "nvte_cast_list",
+    ] {
         assert_eq!(stage.valid(kind(name)).run(name), NVTE_OK, "{name}: {}", message());
     }
     assert_eq!(nvte_context_destroy(stage.ctx), NVTE_OK);

@@ -115,7 +115,7 @@ static void test_lists(const nvte::context &ctx) {
   args.gradients = gradients;
   args.exp_avgs = first;
   args.exp_avg_sqs = second;
-  alignas(16) static unsigned char table[2][65536];
+  alignas(16) static unsigned char table[3][65536];
   CHECK(nvte::adamw_list_workspace(ctx, args) <= sizeof(table[0]) && nvte::grad_list_workspace(ctx, gradients, 1) <= sizeof(table[0]));
   nvte_list_t list = nvte::list(table[0], sizeof(table[0])), plain = nvte::list(table[1], sizeof(table[1]));
   nvte::adamw_list(ctx, args, list);
@@ -133,6 +133,16 @@ static void test_lists(const nvte::context &ctx) {
   CHECK(std::fabs(g[1] + 2) < 1e-5);
   nvte::adamw(ctx, nvte::adamw_args(list, &step, 0.5));
   CHECK(step == 1 && std::fabs(w[0] - (1 - 0.5 - 0.005)) < 1e-5 && std::fabs(w[1] - (2 + 0.5 - 0.01)) < 1e-5);
+  unsigned char codes[2] = {0, 0};
+  nvte_list_t casts = nvte::list(table[2], sizeof(table[2]));
+  const nvte::tensor tq(nvte::dtype::e4m3, codes, 1, 2);
+  const nvte_tensor_t *outputs[] = {tq};
+  CHECK(nvte::cast_list_workspace(ctx, gradients, outputs, 1) <= casts.bytes);
+  nvte::cast_list(ctx, gradients, outputs, 1, casts);
+  nvte_multi_cast_args_t cast = nvte::sized<nvte_multi_cast_args_t>();
+  cast.list = &casts;
+  nvte::multi_cast_to_fp8(ctx, cast);
+  CHECK(codes[0] == 0x3C && codes[1] == 0xC0);
   const std::vector<float> other = {0, 0};
   const void *moved[] = {other.data()};
   nvte::list_gradients(ctx, plain, moved, 1);

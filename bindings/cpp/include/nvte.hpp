@@ -388,6 +388,21 @@ inline void adamw(const context &ctx, const nvte_adamw_args_t &args, nvte_stream
   check(api().adamw(ctx.get(), &args, stream));
 }
 
+inline std::uint64_t cast_list_workspace(const context &ctx, const nvte_tensor_t *const *inputs, const nvte_tensor_t *const *outputs,
+                                         std::int64_t count) {
+  std::uint64_t bytes = 0;
+  check(api().cast_list_workspace(ctx.get(), inputs, outputs, count, &bytes));
+  return bytes;
+}
+inline void cast_list(const context &ctx, const nvte_tensor_t *const *inputs, const nvte_tensor_t *const *outputs, std::int64_t count,
+                      nvte_list_t &list, nvte_stream_t stream = nullptr) {
+  check(api().cast_list(ctx.get(), inputs, outputs, count, &list, stream));
+}
+// args: sized<nvte_multi_cast_args_t>(), then filled.
+inline void multi_cast_to_fp8(const context &ctx, const nvte_multi_cast_args_t &args, nvte_stream_t stream = nullptr) {
+  check(api().multi_cast_to_fp8(ctx.get(), &args, stream));
+}
+
 inline std::uint64_t grad_list_workspace(const context &ctx, const nvte_tensor_t *const *gradients, std::int64_t count) {
   std::uint64_t bytes = 0;
   check(api().grad_list_workspace(ctx.get(), gradients, count, &bytes));

@@ -564,6 +564,19 @@ class nvte_layer_sizes_t(Structure):
     ]
 
 
+class nvte_multi_cast_args_t(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("current", c_int32),
+        ("list", c_void_p),
+        ("skip", c_void_p),
+        ("margin", c_int32),
+        ("epsilon", c_float),
+        ("power_of_two", c_int32),
+        ("reserved", c_uint32),
+    ]
+
+
 class nvte_norm_fwd_args_t(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -788,4 +801,7 @@ FUNCTIONS = {
     "nvte_dropout_fwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
     "nvte_dropout_bwd_workspace": (c_int32, (c_void_p, c_int64, c_int64, c_void_p)),
     "nvte_dropout_bwd": (c_int32, (c_void_p, c_void_p, c_void_p)),
+    "nvte_cast_list_workspace": (c_int32, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p)),
+    "nvte_cast_list": (c_int32, (c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_void_p)),
+    "nvte_multi_cast_to_fp8": (c_int32, (c_void_p, c_void_p, c_void_p)),
 }

@@ -11,6 +11,7 @@ mod element;
 mod functions;
 mod gemm;
 mod grad_norm;
+mod multi_cast;
 mod norm;
 mod parallel;
 mod rope;
@@ -157,6 +158,14 @@ impl Backend for CpuBackend {
         if !stream.is_prepare() {
             // SAFETY: forwarded contract.
             unsafe { adamw::adamw(&self.threads, args) }
+        }
+        Ok(())
+    }
+
+    unsafe fn multi_cast(&self, job: &ops::multi_cast::MultiCastJob, stream: Stream) -> Result<()> {
+        if !stream.is_prepare() {
+            // SAFETY: forwarded contract.
+            unsafe { multi_cast::multi_cast(&self.threads, job) }
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ mod jit;
 mod launch;
 mod library;
 mod list;
+mod multi_cast;
 mod norm;
 mod nvrtc;
 mod rope;
@@ -293,6 +294,11 @@ impl Backend for CudaBackend {
     unsafe fn adamw(&self, args: &ops::adamw::AdamwArgs, stream: Stream) -> Result<()> {
         // SAFETY: forwarded contract.
         unsafe { adamw::adamw(self, args, stream) }
+    }
+
+    unsafe fn multi_cast(&self, job: &ops::multi_cast::MultiCastJob, stream: Stream) -> Result<()> {
+        // SAFETY: forwarded contract.
+        unsafe { multi_cast::multi_cast(self, job, stream) }
     }
 
     unsafe fn grad_norm(&self, args: &ops::grad_norm::GradNormArgs, stream: Stream) -> Result<()> {

@@ -32,6 +32,7 @@ sources! {
     GemmSm90 = "gemm_sm90.cu",
     GradNorm = "grad_norm.cu",
     List = "list.cu",
+    MultiCast = "multi_cast.cu",
     NormBwd = "norm_bwd.cu",
     NormBwdAny = "norm_bwd_any.cu",
     NormFwd = "norm_fwd.cu",

@@ -50,6 +50,7 @@ pub fn variants() -> Vec<Variant> {
         super::gemm::kernels::variants(),
         super::grad_norm::variants(),
         super::list::variants(),
+        super::multi_cast::variants(),
         super::norm::variants(),
         super::dropout::variants(),
         super::rope::variants(),

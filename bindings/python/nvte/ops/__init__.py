@@ -30,6 +30,7 @@ from .dropout import dropout_bwd, dropout_bwd_workspace, dropout_fwd
 from .gemm import fp8_gemm, gemm, gemm_plans_export, gemm_plans_import, gemm_prepare, gemm_workspace
 from .grad_norm import grad_list, grad_list_workspace, grad_norm, grad_scale
 from .lists import TensorList, list_gradients
+from .multi_cast import cast_list, cast_list_workspace, multi_cast_to_fp8
 from .norm import layernorm_bwd, layernorm_fwd, norm_bwd_workspace, rmsnorm_bwd, rmsnorm_fwd
 from .rope import rope_bwd, rope_fwd, rope_qkv_bwd, rope_qkv_fwd, rope_table
 from .scaling import scaling_update
@@ -46,6 +47,8 @@ __all__ = [
     "amax",
     "cast_dbias",
     "cast_dbias_workspace",
+    "cast_list",
+    "cast_list_workspace",
     "cast_to_fp8",
     "cast_to_fp8_current",
     "cast_to_fp8_current_workspace",
@@ -72,6 +75,7 @@ __all__ = [
     "layernorm_bwd",
     "layernorm_fwd",
     "list_gradients",
+    "multi_cast_to_fp8",
     "norm_bwd_workspace",
     "rmsnorm_bwd",
     "rmsnorm_fwd",

@@ -1,0 +1,285 @@
+// Casts of any number of tensors to FP8 in one launch, with the bits of cast.cu: q = encode(f32(x) * scale), row-wise, transposed or both.
+//
+//   multi_cast  a block of 256 threads per 128 x 128 elements of a tensor. Types are those of each tensor, known at run time: blocks do not
+//               mix tensors, so no warp diverges. Every thread has eight 16-byte loads under way: 96 KiB per multiprocessor. f32 comes
+//               in two halves of four rows. Bytes moved per element: sizeof(input) + 1 per layout.
+//   multi_amax  before it, for current scaling: the amax of each tensor, by atomic maxima into one word each. The cast then walks
+//               backwards, so that what was read last is still in the cache.
+// Tensors whose base or stride is not a multiple of the vector take the same tiles with single elements, neighbouring lanes side by side.
+#include "common/list.cuh"
+
+// Mirrored by CastEntry in src/ops/multi_cast.rs.
+struct CastEntry {
+  u32 first, blocks;
+  const char *x;
+  u8 *q, *qt;              // or null
+  float *scale, *scale_inv, *amax;
+  i64 ldx, ldq, ldqt, rows, cols;
+  u32 types;               // of input and codes, four bits each
+  u32 col_tiles;
+  u64 pad[3];
+};
+
+// Mirrored by `Params` in src/backend/cuda/multi_cast.rs.
+struct MultiCastParams {
+  const CastEntry *entries;
+  const u32 *map;
+  u32 *amaxes;             // current scaling: one word per tensor, as bits; else null
+  const u32 *skip;         // not 0 there: nothing is written
+  u32 power_of_two;
+  float margin_factor, epsilon;
+  u32 pad;
+};
+
+// Where a block is.
+struct Place {
+  i64 row0, col0;
+
+  DEVICE Place(const CastEntry &e, u32 block) {
+    u32 down = block / e.col_tiles;
+    row0 = (i64)down * TILE;
+    col0 = (i64)(block - down * e.col_tiles) * TILE;
+  }
+};
+
+// Whether the input can be read, and the codes written, by vectors.
+DEVICE bool aligned(const CastEntry &e, bool outputs) {
+  u32 size = type_bytes(e.types & 15), per = 16 / size;
+  u64 in = (u64)e.x | (u64)e.ldx * size, row = e.q ? (u64)e.q | (u64)e.ldq : 0, col = e.qt ? (u64)e.qt | (u64)e.ldqt : 0;
+  bool good = (in & 15) == 0 && e.cols % per == 0;
+  return good && (!outputs || ((row & (per - 1)) == 0 && (col & 15) == 0));
+}
+
+template <int DT> DEVICE void unpack_vector(const Vec16 &raw, float *v) {
+#pragma unroll
+  for (int w = 0; w < 4; w++) {
+    if (DT == DT_F32) v[w] = float_of(raw.w[w]);
+    else unpack2<DT>(raw.w[w], v[2 * w], v[DT == DT_F32 ? 0 : 2 * w + 1]);
+  }
+}
+
+// The scale of a tensor; block 0 of it writes what it has to.
+DEVICE float scale_of(const MultiCastParams &p, const CastEntry &e, u32 index, bool first) {
+  if (!p.amaxes) {
+    float scale = e.scale ? *e.scale : 1.0f;
+    if (first && e.scale_inv) *e.scale_inv = reciprocal(scale);
+    return scale;
+  }
+  u32 bits = p.amaxes[index];
+  float amax = float_of(bits > 0x7F800000u ? 0x7FFFFFFFu : bits), scale = 1.0f;
+  if (e.rows != 0 && e.cols != 0) {
+    float largest = (e.types >> 4 & 15) == DT_E5M2 ? FP8_MAX(DT_E5M2) : FP8_MAX(DT_E4M3);
+    scale = scale_from_amax(amax, largest, p.margin_factor, p.epsilon, p.power_of_two != 0, 1.0f);
+  }
+  if (first) {
+    if (e.amax) *e.amax = amax;
+    if (e.scale) *e.scale = scale;
+    if (e.scale_inv) *e.scale_inv = reciprocal(scale);
+  }
+  return scale;
+}
+
+DEVICE u32 codes4(bool e5m2, const float *v, float scale) {
+  return e5m2 ? f32x4_to_fp8x4<DT_E5M2>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale)
+              : f32x4_to_fp8x4<DT_E4M3>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
+}
+
+// One tile by vectors. Returns the thread's amax; leaves the transposed codes in `codes`, not yet behind a barrier.
+template <int DT> DEVICE u32 cast_vectors(const MultiCastParams &p, const CastEntry &e, u32 index, u32 block, u8 *codes) {
+  typedef typename Elem<DT>::T In;
+  const int V = TileVec<DT>::V, N = 8 / V;
+  const bool AHEAD = V == 8;  // both halves of the rows are asked for at once
+  const Place at(e, block);
+  const i64 ldx = e.ldx, ldq = e.ldq;
+  const bool e5m2 = (e.types >> 4 & 15) == DT_E5M2, transposed = e.qt != 0;
+  u8 *q = e.q;
+  i64 rows_here[N];  // rows in which the load lies inside the tensor
+#pragma unroll
+  for (int n = 0; n < N; n++) rows_here[n] = at.col0 + tile_col<V>(n) < e.cols ? e.rows : 0;
+  const In *x = (const In *)e.x + at.col0;
+  auto ask = [&](Vec16(&raw)[4][N], i64 row) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        raw[i][n] = Vec16{{0, 0, 0, 0}};
+        if (row + i < rows_here[n]) raw[i][n] = ld16_stream(x + (row + i) * ldx + tile_col<V>(n));
+      }
+  };
+  // Neighbouring row groups begin with opposite halves of their rows: see tile_put_half.
+  u32 half = (threadIdx.x >> 4) & 1, amax = 0;
+  i64 row = at.row0 + tile_row();
+  Vec16 raw[4][N], later[4][N];
+  if (AHEAD) {
+    ask(raw, row + 4 * half);
+    ask(later, row + 4 * (half ^ 1));
+  }
+  float scale = scale_of(p, e, index, block == 0 && threadIdx.x == 0);
+#pragma unroll 1
+  for (u32 pass = 0; pass < 2; pass++, half ^= 1) {
+    i64 first = row + 4 * half;
+    if (!AHEAD) ask(raw, first);
+    u32 code[4][2];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float v[8];
+#pragma unroll
+      for (int n = 0; n < N; n++) unpack_vector<DT>(raw[i][n], v + V * n);
+#pragma unroll
+      for (int j = 0; j < 8; j++) amax = umax(amax, abs_bits(v[j]));
+      code[i][0] = codes4(e5m2, v, scale);
+      code[i][1] = codes4(e5m2, v + 4, scale);
+      if (q) {
+        u8 *to = q + (first + i) * ldq + at.col0;
+        if (V == 8) {
+          if (first + i < rows_here[0]) st8(to + tile_col<V>(0), Vec8{{code[i][0], code[i][1]}});
+        } else {
+#pragma unroll
+          for (int n = 0; n < N; n++)
+            if (first + i < rows_here[n]) st4(to + tile_col<V>(n), code[i][n]);
+        }
+      }
+    }
+    if (transposed) tile_put_half<V>(codes, code, half);
+    if (AHEAD) {
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) raw[i][n] = later[i][n];
+    }
+  }
+  return amax;
+}
+
+// Tile of 128 rows x 64 columns at a time: thread t takes column t % 64 of every fourth row.
+#define ANY_COLS 64
+#define ANY_PITCH (ANY_COLS + 4)  // 17 words: reads down a column touch every bank once
+
+// One tile by single elements, all of it. Returns the thread's amax. Holds barriers.
+DEVICE u32 cast_any(const MultiCastParams &p, const CastEntry &e, u32 index, u32 block, u8 *codes) {
+  const Place at(e, block);
+  const u32 type = e.types & 15, tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
+  const bool e5m2 = (e.types >> 4 & 15) == DT_E5M2;
+  float scale = scale_of(p, e, index, block == 0 && threadIdx.x == 0);
+  u32 amax = 0;
+#pragma unroll 1
+  for (u32 side = 0; side < TILE; side += ANY_COLS) {
+    i64 left = at.col0 + side, col = left + tx;
+    if (left >= e.cols) break;
+    i64 rows_here = imin(TILE, (col < e.cols ? e.rows : 0) - at.row0);
+#pragma unroll 1
+    for (u32 r = ty; r < TILE; r += 32) {
+      float v[8];
+#pragma unroll
+      for (u32 i = 0; i < 8; i++) {
+        i64 from = (at.row0 + r + 4 * i) * e.ldx + col;
+        v[i] = 0.0f;
+        if (r + 4 * i < rows_here) v[i] = type == DT_F32 ? ((const float *)e.x)[from] : from_bits16(type, ((const u16 *)e.x)[from]);
+      }
+#pragma unroll
+      for (u32 i = 0; i < 8; i++) {
+        amax = umax(amax, abs_bits(v[i]));
+        u8 code = e5m2 ? f32_to_fp8<DT_E5M2>(v[i] * scale) : f32_to_fp8<DT_E4M3>(v[i] * scale);
+        codes[(r + 4 * i) * ANY_PITCH + tx] = code;
+        if (e.q && r + 4 * i < rows_here) e.q[(at.row0 + r + 4 * i) * e.ldq + col] = code;
+      }
+    }
+    __syncthreads();
+    if (e.qt) {
+      u32 r = threadIdx.x & (TILE - 1);
+      i64 width = imin(ANY_COLS, e.cols - left);
+      if (at.row0 + r < e.rows)
+        for (u32 c = threadIdx.x / TILE; c < width; c += 2) e.qt[(left + c) * e.ldqt + at.row0 + r] = codes[r * ANY_PITCH + c];
+    }
+    __syncthreads();
+  }
+  return amax;
+}
+
+// What fits the registers without spilling; the compilers for 10.x and 12.x want a few more.
+#define BLOCKS_PER_PROCESSOR (3 - (__CUDA_ARCH__ >= 1000))
+
+extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR) multi_cast(const __grid_constant__ MultiCastParams p) {
+  if (p.skip && *p.skip) return;
+  __shared__ Vec16 shared[TILE * TILE / 16];
+  __shared__ u32 part[LIST_THREADS / 32];
+  u8 *codes = (u8 *)shared;
+  u32 b = p.amaxes ? gridDim.x - 1 - blockIdx.x : blockIdx.x, index = p.map[b];
+  const CastEntry &e = p.entries[index];
+  const u32 block = b - e.first, type = e.types & 15;
+  const bool vectors = aligned(e, true), record = e.amax && !p.amaxes;
+  u32 amax;
+  if (!vectors) amax = cast_any(p, e, index, block, codes);
+  else if (type == DT_F32) amax = cast_vectors<DT_F32>(p, e, index, block, codes);
+  else if (type == DT_BF16) amax = cast_vectors<DT_BF16>(p, e, index, block, codes);
+  else amax = cast_vectors<DT_F16>(p, e, index, block, codes);
+  if (record) {
+    amax = warp_max(amax);
+    if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = amax;
+  }
+  __syncthreads();
+  if (record && threadIdx.x < 32) {
+    amax = warp_max(threadIdx.x < LIST_THREADS / 32 ? part[threadIdx.x] : 0u);
+    if (threadIdx.x == 0 && amax) record_amax(e.amax, amax);
+  }
+  if (!vectors || !e.qt) return;
+  const Place at(e, block);
+  if (type == DT_F32) tile_store_transposed<4>(codes, e.qt, e.ldqt, at.row0, at.col0, e.rows, e.cols);
+  else tile_store_transposed<8>(codes, e.qt, e.ldqt, at.row0, at.col0, e.rows, e.cols);
+}
+
+template <int DT> DEVICE u32 amax_vectors(const CastEntry &e, u32 block) {
+  typedef typename Elem<DT>::T In;
+  const int V = TileVec<DT>::V, N = 8 / V;
+  const Place at(e, block);
+  i64 row = at.row0 + tile_row();
+  Vec16 raw[8][N];
+#pragma unroll
+  for (int n = 0; n < N; n++) {
+    i64 c = at.col0 + tile_col<V>(n), rows_here = c < e.cols ? e.rows : 0;
+    const In *from = (const In *)e.x + row * e.ldx + c;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      raw[i][n] = Vec16{{0, 0, 0, 0}};
+      if (row + i < rows_here) raw[i][n] = ld16_stream(from + i * e.ldx);
+    }
+  }
+  u32 amax = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++)
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      float v[V];
+      unpack_vector<DT>(raw[i][n], v);
+#pragma unroll
+      for (int j = 0; j < V; j++) amax = umax(amax, abs_bits(v[j]));
+    }
+  return amax;
+}
+
+DEVICE u32 amax_any(const CastEntry &e, u32 block) {
+  const Place at(e, block);
+  const u32 type = e.types & 15, tx = threadIdx.x & 127, ty = threadIdx.x >> 7;
+  i64 col = at.col0 + tx, rows_here = imin(TILE, (col < e.cols ? e.rows : 0) - at.row0);
+  u32 amax = 0;
+#pragma unroll 8
+  for (u32 r = ty; r < TILE; r += 2) {
+    i64 from = (at.row0 + r) * e.ldx + col;
+    if (r < rows_here) amax = umax(amax, abs_bits(type == DT_F32 ? ((const float *)e.x)[from] : from_bits16(type, ((const u16 *)e.x)[from])));
+  }
+  return amax;
+}
+
+extern "C" __global__ void __launch_bounds__(LIST_THREADS, 3) multi_amax(const __grid_constant__ MultiCastParams p) {
+  if (p.skip && *p.skip) return;
+  u32 index = p.map[blockIdx.x];
+  const CastEntry &e = p.entries[index];
+  const u32 block = blockIdx.x - e.first, type = e.types & 15;
+  u32 amax;
+  if (!aligned(e, false)) amax = amax_any(e, block);
+  else if (type == DT_F32) amax = amax_vectors<DT_F32>(e, block);
+  else if (type == DT_BF16) amax = amax_vectors<DT_BF16>(e, block);
+  else amax = amax_vectors<DT_F16>(e, block);
+  amax = block_max<LIST_THREADS>(amax);
+  if (threadIdx.x == 0 && amax) atomicMax(p.amaxes + index, amax);
+}

@@ -1,0 +1,96 @@
+//! Casts of a list on CUDA: launches of `kernels/multi_cast.cu`.
+
+use super::{
+    jit::KernelSpec,
+    launch::{arguments, Launch, Queue},
+    list::THREADS,
+    sources::SourceFile,
+    testing::Variant,
+    CudaBackend,
+};
+use crate::{
+    backend::Backend,
+    context::Stream,
+    error::Result,
+    ops::multi_cast::{rule, MultiCastJob},
+    tensor::{DType, Ptr},
+};
+
+#[derive(Clone, Copy)]
+enum Multi {
+    Cast,
+    Amax,
+}
+
+impl KernelSpec for Multi {
+    const SOURCE: SourceFile = SourceFile::MultiCast;
+
+    fn id(&self) -> u64 {
+        *self as u64
+    }
+
+    fn defines(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn entry(&self) -> &'static str {
+        match self {
+            Multi::Cast => "multi_cast",
+            Multi::Amax => "multi_amax",
+        }
+    }
+}
+
+/// Every module of this family.
+pub(super) fn variants() -> Vec<Variant> {
+    vec![Variant::of(&Multi::Cast)]
+}
+
+/// `MultiCastParams` of the kernels.
+#[repr(C)]
+struct Params {
+    entries: Ptr,
+    map: Ptr,
+    amaxes: Ptr,
+    skip: Ptr,
+    power_of_two: u32,
+    margin_factor: f32,
+    epsilon: f32,
+    pad: u32,
+}
+
+/// # Safety
+/// Arguments validated, pointers live, the table written.
+pub(super) unsafe fn multi_cast(backend: &CudaBackend, job: &MultiCastJob, stream: Stream) -> Result<()> {
+    let queue = Queue::new(backend, stream)?;
+    queue.load(&Multi::Cast)?;
+    let (table, blocks) = (job.list.table(), job.list.blocks[0] as u32);
+    let current = job.current.as_ref();
+    let params = Params {
+        entries: table.entries,
+        map: table.map,
+        amaxes: if current.is_some() { table.scratch } else { Ptr::NULL },
+        skip: job.skip,
+        power_of_two: current.is_some_and(|c| c.power_of_two).into(),
+        margin_factor: current.map_or(1.0, |c| rule(c, DType::E4m3).margin_factor()),
+        epsilon: current.map_or(0.0, |c| c.epsilon),
+        pad: 0,
+    };
+    let launch = Launch::new([blocks, 1, 1], THREADS);
+    if current.is_some() {
+        queue.load(&Multi::Amax)?;
+    }
+    if blocks == 0 {
+        return Ok(());
+    }
+    if current.is_some() {
+        let bytes = job.list.count as u64 * 4;
+        // SAFETY: the table has a word for each tensor; the kernel's one parameter; pointers live by contract.
+        unsafe {
+            backend.zero_2d(table.scratch, bytes, bytes, 1, stream)?;
+            queue.launch(&Multi::Amax, &launch, arguments![params])?;
+        }
+    }
+    // SAFETY: the kernel's one parameter; pointers live by contract.
+    unsafe { queue.launch(&Multi::Cast, &launch, arguments![params]) }
+}
