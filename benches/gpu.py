@@ -30,6 +30,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from gpu_dropout import section_dropout  # noqa: E402
 from gpu_host import section_first, section_host  # noqa: E402
+from gpu_norm import section_residual  # noqa: E402
 from gpu_softmax import section_cross_entropy, section_softmax  # noqa: E402
 from gpu_rope import section_rope  # noqa: E402
 from gpu_multi_cast import section_multi_cast  # noqa: E402
@@ -443,6 +444,7 @@ SECTIONS = {
     "cast": section_cast,
     "current": section_current,
     "norm": section_norm,
+    "residual": section_residual,
     "activation": section_activation,
     "host": section_host,
     "first": section_first,

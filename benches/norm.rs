@@ -33,6 +33,8 @@ fn norms(c: &mut Criterion) {
             for (to, y) in outputs {
                 let args = NormFwdArgs {
                     x,
+                    residual: None,
+                    sum: None,
                     gamma: Some(gamma),
                     beta: None,
                     zero_centered_gamma: false,
@@ -56,6 +58,7 @@ fn norms(c: &mut Criterion) {
             let args = NormBwdArgs {
                 dy: y,
                 x,
+                dsum: None,
                 gamma: Some(gamma),
                 zero_centered_gamma: false,
                 mu: Ptr::NULL,

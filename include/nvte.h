@@ -1224,6 +1224,11 @@ typedef struct nvte_norm_fwd_args_t {
   float eps;
   // 0.
   uint32_t reserved;
+  // [rows, hidden], of x's type: added to x before the norm; NULL: nothing is.
+  const nvte_tensor_t *residual;
+  // [rows, hidden], of x's type: receives x + residual, rounded once; of what it receives the norm is taken. NULL with residual, and
+  // only with it.
+  const nvte_tensor_t *sum;
 } nvte_norm_fwd_args_t;
 
 // Arguments of nvte_layernorm_bwd and nvte_rmsnorm_bwd.
@@ -1236,7 +1241,7 @@ typedef struct nvte_norm_bwd_args_t {
   int32_t zero_centered_gamma;
   // [rows, hidden]: gradient of the output.
   const nvte_tensor_t *dy;
-  // [rows, hidden]: the forward pass' input.
+  // [rows, hidden]: the forward pass' input; its sum where it had a residual.
   const nvte_tensor_t *x;
   // [1, hidden]: the forward pass' weight; NULL: 1.
   const nvte_tensor_t *gamma;
@@ -1254,6 +1259,9 @@ typedef struct nvte_norm_bwd_args_t {
   void *workspace;
   // Its size, at least what nvte_norm_bwd_workspace says.
   uint64_t workspace_bytes;
+  // [rows, hidden]: the gradient that reached x by another way than the norm, as that of a residual stream does; added to dx before it
+  // is rounded. NULL: there is none.
+  const nvte_tensor_t *dsum;
 } nvte_norm_bwd_args_t;
 
 // The angles of a rotary position embedding: which elements make a pair, the table, and the position of each token.
@@ -2185,9 +2193,10 @@ nvte_status_t nvte_multi_cast_to_fp8(nvte_context_t ctx,
                                      const nvte_multi_cast_args_t *args,
                                      nvte_stream_t stream);
 
-// LayerNorm, row by row: y = (x - mean) * rsigma * weight + beta, with rsigma = 1/sqrt(var + eps).
+// LayerNorm, row by row: y = (x - mean) * rsigma * weight + beta, with rsigma = 1/sqrt(var + eps). With args->residual, x stands for
+// x + residual, rounded to x's type and written to args->sum.
 //
-// Shapes: x and y [rows, hidden], any rows and hidden; gamma and beta [1, hidden]; mu and rsigma [rows]. Units: sizes and strides in
+// Shapes: x, residual, sum and y [rows, hidden], any rows and hidden; gamma and beta [1, hidden]; mu and rsigma [rows]. Units: sizes and strides in
 // elements. Pointers: structs are on the host, data, slots, mu and rsigma on the device. Alignment: that of the element type (multiples
 // of 16 bytes for base and row stride are faster). Aliasing: outputs must not overlap inputs or each other. Stream order: enqueued on
 // stream, nothing waits. Determinism: two calls on one device give the same bits; back ends agree within 2 units of the last place of y.
@@ -2202,7 +2211,8 @@ nvte_status_t nvte_layernorm_fwd(nvte_context_t ctx,
                                  const nvte_norm_fwd_args_t *args,
                                  nvte_stream_t stream);
 
-// RMSNorm, row by row: y = x * rsigma * weight, with rsigma = 1/sqrt(mean(x^2) + eps). beta and mu must be NULL.
+// RMSNorm, row by row: y = x * rsigma * weight, with rsigma = 1/sqrt(mean(x^2) + eps). beta and mu must be NULL. args->residual: as for
+// nvte_layernorm_fwd.
 //
 // Shapes: as nvte_layernorm_fwd. Units: the same. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
 // Determinism: the same.
@@ -2219,21 +2229,24 @@ nvte_status_t nvte_rmsnorm_fwd(nvte_context_t ctx, const nvte_norm_fwd_args_t *a
 nvte_status_t nvte_norm_bwd_workspace(nvte_context_t ctx, int64_t hidden, uint64_t *bytes);
 
 // Gradients of nvte_layernorm_fwd. With xhat = (x - mu) * rsigma and g = dy * weight:
-// dx = (g - xhat * mean(g * xhat) - mean(g)) * rsigma; over all rows dgamma = sum(dy * xhat) and dbeta = sum(dy).
+// dx = (g - xhat * mean(g * xhat) - mean(g)) * rsigma, plus args->dsum where that is given, rounded once; over all rows
+// dgamma = sum(dy * xhat) and dbeta = sum(dy).
 //
-// Shapes: dy, x and dx [rows, hidden], any rows and hidden; gamma, dgamma and dbeta [1, hidden]; mu and rsigma [rows]. Units: sizes and
-// strides in elements. Pointers: structs are on the host, all data on the device. Alignment: that of the element type (one type for dy, x
-// and dx, and multiples of 16 bytes for base and row stride are faster); workspace 16 bytes. Aliasing: outputs and workspace must not
+// Shapes: dy, x, dsum and dx [rows, hidden], any rows and hidden; gamma, dgamma and dbeta [1, hidden]; mu and rsigma [rows]. Units: sizes and
+// strides in elements. Pointers: structs are on the host, all data on the device. Alignment: that of the element type (one type for dy, x,
+// dsum and dx, and multiples of 16 bytes for base and row stride are faster); workspace 16 bytes. Aliasing: outputs and workspace must not
 // overlap inputs or each other. Stream order: enqueued on stream, nothing waits. Determinism: two calls on one device give the same
 // bits: sums in f32 in a fixed order, no atomics.
 //
 // Errors: NVTE_ERROR_INVALID_HANDLE, NVTE_ERROR_INVALID_STRUCT_SIZE, NVTE_ERROR_NULL_POINTER, NVTE_ERROR_INVALID_DTYPE,
 // NVTE_ERROR_INVALID_SHAPE, NVTE_ERROR_INVALID_STRIDE, NVTE_ERROR_INVALID_ENUM, NVTE_ERROR_WORKSPACE_TOO_SMALL, NVTE_ERROR_OVERLAP,
 // NVTE_ERROR_MISALIGNED, NVTE_ERROR_WRONG_DEVICE, NVTE_ERROR_NOT_CAPTURABLE.
-nvte_status_t nvte_layernorm_bwd(nvte_context_t ctx, const nvte_norm_bwd_args_t *args, nvte_stream_t stream);
+nvte_status_t nvte_layernorm_bwd(nvte_context_t ctx,
+                                 const nvte_norm_bwd_args_t *args,
+                                 nvte_stream_t stream);
 
 // Gradients of nvte_rmsnorm_fwd. With xhat = x * rsigma and g = dy * weight: dx = (g - xhat * mean(g * xhat)) * rsigma; over all rows
-// dgamma = sum(dy * xhat). mu and dbeta must be NULL.
+// dgamma = sum(dy * xhat). mu and dbeta must be NULL. args->dsum: as for nvte_layernorm_bwd.
 //
 // Shapes: as nvte_layernorm_bwd. Units: the same. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
 // Determinism: the same.

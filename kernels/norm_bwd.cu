@@ -1,16 +1,16 @@
 // LayerNorm (RMS = 0) and RMSNorm (RMS = 1) backward where dy, x and dx are of one TYPE and aligned for vectors.
 //
 //   xhat = (x - mu) * rsigma, g = dy * weight
-//   dx = (g - xhat * mean(g * xhat) - mean(g)) * rsigma; partial sums over rows of dy * xhat and dy      (RMSNorm: no mu, no mean(g), no sum of dy)
+//   dx = (g - xhat * mean(g * xhat) - mean(g)) * rsigma, plus dsum where there is one; partial sums over rows of dy * xhat and dy      (RMSNorm: no mu, no mean(g), no sum of dy)
 //
-// dy, x, dx: [rows, hidden] with row strides; gamma: [hidden] of f32, f16 or bf16, or null; mu, rsigma: [rows] f32;
+// dy, x, dx, dsum: [rows, hidden] with row strides; gamma: [hidden] of f32, f16 or bf16, or null; mu, rsigma: [rows] f32;
 // partial: f32 [gridDim.x][2 (RMSNorm: 1)][hidden] or null: one row of partial weight gradients per block, summed by norm_param_sum.
 //
 // One block per multiprocessor stays for the whole pass and walks over rows. It holds groups of `warps` warps, each with a row at a
 // time and a barrier of its own. A thread owns the same OCTETS * 8 columns in every row, so it keeps their weight gradients in registers;
 // its shares of the next rows come by cp.async into a ring of `stages` rows, which nobody else reads: no barrier guards it.
 //
-// Bytes moved per element: 3 sizeof(TYPE), and 8 per column and block for the partial sums.
+// Bytes moved per element: 3 sizeof(TYPE), 4 with dsum, and 8 per column and block for the partial sums.
 #include "common/norm.cuh"
 
 typedef Elem<TYPE>::T TX;
@@ -29,13 +29,15 @@ struct Args {
   const float *mu, *rsigma;
   TX *dx;
   i64 lddx;
+  const TX *dsum;
+  i64 ld_dsum;
   float *partial;
   i64 rows, hidden;
   int gamma_dt, zero_centered, warps, stages;
 };
 
-// hidden is a multiple of N, at most SLOTS * N * 32 * warps. Dynamic shared memory: stages * 2 * SLOTS * 16 bytes a thread, and behind
-// it 4 bytes a column of one group's threads; at least 8 (RMSNorm: 4) bytes a column of all groups' threads.
+// hidden is a multiple of N, at most SLOTS * N * 32 * warps. Dynamic shared memory: stages * 2 (with dsum: 3) * SLOTS * 16 bytes a
+// thread, and behind it 4 bytes a column of one group's threads; at least 8 (RMSNorm: 4) bytes a column of all groups' threads.
 extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) {
   extern __shared__ Vec16 ring[];
   __shared__ Pair part[2][16];
@@ -43,14 +45,14 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
   const u32 vectors = (u32)a.hidden / N;
   const auto barrier = [&] { sync_some(group + 1, T); };
 
-  // The thread's part of the ring: slot i of tensor w (0: dy, 1: x) of stage s lies at ((s * 2 + w) * SLOTS + i) * pitch.
-  const u32 pitch = blockDim.x * 16, mine = shared_address(ring) + threadIdx.x * 16;
+  // The thread's part of the ring: slot i of tensor w (0: dy, 1: x, 2: dsum) of stage s lies at ((s * tensors + w) * SLOTS + i) * pitch.
+  const u32 tensors = a.dsum ? 3 : 2, pitch = blockDim.x * 16, mine = shared_address(ring) + threadIdx.x * 16;
   const i64 step = (i64)gridDim.x * groups, first = (i64)blockIdx.x * groups + group;
   // The next row to fetch. Addresses are formed anew for each row: six pointers and strides less to keep.
   i64 ahead = first;
   const auto fetch = [&](u32 stage) {
     if (ahead < a.rows) {
-      const u32 to = mine + stage * (2 * SLOTS) * pitch;
+      const u32 to = mine + stage * (tensors * SLOTS) * pitch;
       const TX *dy = a.dy + ahead * a.lddy + t * N, *x = a.x + ahead * a.ldx + t * N;
 #pragma unroll
       for (int i = 0; i < SLOTS; ++i)
@@ -58,6 +60,12 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
           copy16(to + i * pitch, dy + i * T * N);
           copy16(to + (SLOTS + i) * pitch, x + i * T * N);
         }
+      if (a.dsum) {
+        const TX *dsum = a.dsum + ahead * a.ld_dsum + t * N;
+#pragma unroll
+        for (int i = 0; i < SLOTS; ++i)
+          if (i * T + t < vectors) copy16(to + (2 * SLOTS + i) * pitch, dsum + i * T * N);
+      }
     }
     ahead += step;
     commit();
@@ -65,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
 
   // The weight lies behind the ring, vector q of slot i of a group's thread t at (i * N / 4 + q) * T * 16: so many sums leave no registers.
   float dgamma[SLOTS][N], dbeta[SLOTS][N];
-  const u32 weights = mine + (a.stages * (2 * SLOTS)) * pitch - (threadIdx.x - t) * 16;
+  const u32 weights = mine + (a.stages * (tensors * SLOTS)) * pitch - (threadIdx.x - t) * 16;
 #pragma unroll
   for (int i = 0; i < SLOTS; ++i) {
     float w[N];
@@ -108,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
       next_rsigma = a.rsigma[row + step];
     }
     wait(a.stages);
-    const u32 from = mine + stage * (2 * SLOTS) * pitch;
+    const u32 from = mine + stage * (tensors * SLOTS) * pitch;
     // What the second look needs is kept where there are registers for it, and read and formed again where there are not.
     float g[KEEP_G ? SLOTS : 1][N], xhat[KEEP_X ? SLOTS : 1][N], products = 0.0f, plain = 0.0f;
     const auto read_g = [&](int i, float (&d)[N], float (&g)[N]) {
@@ -152,6 +160,12 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
         if (!KEEP_X) read_xhat(i, xi);
 #pragma unroll
         for (int k = 0; k < N; ++k) d[k] = (gi[k] * rsigma - m0) - xi[k] * m;
+        if (a.dsum) {
+          float more[N];
+          unpack<TYPE>(read16(from + (2 * SLOTS + i) * pitch), more);
+#pragma unroll
+          for (int k = 0; k < N; ++k) d[k] += more[k];
+        }
         st16(dx + i * T * N, pack<TYPE>(d));
       }
     stage = stage + 1 == a.stages ? 0 : stage + 1;

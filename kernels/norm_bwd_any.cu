@@ -5,7 +5,7 @@
 //   norm_param_sum   the sum of the partial sums, in a fixed order: 32 columns along x; dgamma and dbeta along y
 //
 // Formulas: norm_bwd.cu. Types are known at run time; the branches on them are uniform.
-// Bytes moved per element: dy, x, dx once, dy and x once more.
+// Bytes moved per element: dy, x, dx and dsum, where there is one, once; dy and x once more.
 #include "common/norm.cuh"
 
 struct Args {
@@ -17,9 +17,11 @@ struct Args {
   const float *mu, *rsigma;
   void *dx;
   i64 lddx;
+  const void *dsum;
+  i64 ld_dsum;
   float *partial;
   i64 rows, hidden;
-  int dy_dt, x_dt, dx_dt, gamma_dt, zero_centered, rms;
+  int dy_dt, x_dt, dx_dt, dsum_dt, gamma_dt, zero_centered, rms;
 };
 
 DEVICE u32 shift_of(int dt) { return dt == DT_F32 ? 2 : 1; }
@@ -54,10 +56,13 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_dx(const Args a) {
     row_sum2(products, plain, part[turn], threadIdx.x >> 5, blockDim.x >> 5, [] { __syncthreads(); });
     const float m = products * inv_n, m0 = a.rms ? 0.0f : plain * inv_n;
     void *dx = (void *)row_of(a.dx, a.dx_dt, row, a.lddx);
+    const void *dsum = a.dsum ? row_of(a.dsum, a.dsum_dt, row, a.ld_dsum) : nullptr;
 #pragma unroll 4
     for (i = threadIdx.x; i < a.hidden; i += blockDim.x) {
       const float g = load_as(dy, a.dy_dt, i) * weight_of(a, i), xhat = (load_as(x, a.x_dt, i) - mu) * rsigma;
-      store_as(dx, a.dx_dt, i, (g - xhat * m - m0) * rsigma);
+      float d = (g - xhat * m - m0) * rsigma;
+      if (dsum) d += load_as(dsum, a.dsum_dt, i);
+      store_as(dx, a.dx_dt, i, d);
     }
   }
 }

@@ -8,7 +8,9 @@
 //
 // Bytes moved per element: sizeof(X) + sizeof(y); the transposed kernel reads x twice (three times for LayerNorm), in part from L2.
 //
-// KERNEL chooses: 0 the loops, 1 the transposed one, so that only what is needed is compiled.
+//   norm_fwd_add        sum = x + residual, rounded to X: what the others then read as x where there is a residual
+//
+// KERNEL chooses: 0 the loops, 1 the transposed one, 2 the last, so that only what is needed is compiled.
 #include "common/norm_fwd.cuh"
 
 #define TILE 64
@@ -134,7 +136,7 @@ template <bool VEC> DEVICE void loop(const Args &a) {
 extern "C" __global__ void __launch_bounds__(512, 1) norm_fwd_loop_vec(const Args a) { loop<true>(a); }
 extern "C" __global__ void __launch_bounds__(512, 1) norm_fwd_loop(const Args a) { loop<false>(a); }
 
-#else
+#elif KERNEL == 1
 // ---------------------------------------------------------------- transposed only
 // Grid: 64 rows along x, shares of the columns along y. a.warps is 1 where rows can be read as vectors.
 extern "C" __global__ void __launch_bounds__(256) norm_fwd_transposed(const Args a) {
@@ -178,5 +180,16 @@ extern "C" __global__ void __launch_bounds__(256) norm_fwd_transposed(const Args
     __syncthreads();
   }
   put_amax(a, amax, part);
+}
+#else
+// ---------------------------------------------------------------- residual
+// One block per row, one after the other.
+extern "C" __global__ void __launch_bounds__(512) norm_fwd_add(const Args a) {
+  for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const TX *x = a.x + row * a.ldx, *residual = a.residual + row * a.ld_residual;
+    TX *sum = a.sum + row * a.ld_sum;
+#pragma unroll 4
+    for (i64 i = threadIdx.x; i < a.hidden; i += blockDim.x) sum[i] = Elem<X>::store(Elem<X>::load(x[i]) + Elem<X>::load(residual[i]));
+  }
 }
 #endif

@@ -93,9 +93,9 @@ fn layouts_are_the_golden_list() {
             scale_inv_t_ld, amax,
         }
         nvte_context_options_t { struct_size, num_threads, cache_dir, library_dirs }
-        nvte_norm_fwd_args_t { struct_size, zero_centered_gamma, x, gamma, beta, y, mu, rsigma, eps, reserved }
+        nvte_norm_fwd_args_t { struct_size, zero_centered_gamma, x, gamma, beta, y, mu, rsigma, eps, reserved, residual, sum }
         nvte_norm_bwd_args_t {
-            struct_size, zero_centered_gamma, dy, x, gamma, mu, rsigma, dx, dgamma, dbeta, workspace, workspace_bytes,
+            struct_size, zero_centered_gamma, dy, x, gamma, mu, rsigma, dx, dgamma, dbeta, workspace, workspace_bytes, dsum,
         }
         nvte_activation_bwd_args_t {
             struct_size, kind, dy, input, output, dbias, dbias_dtype, accumulate, workspace, workspace_bytes,

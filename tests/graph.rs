@@ -217,6 +217,8 @@ impl Step {
         let (rows, outputs) = (self.rows, self.outputs);
         let norm = NormFwdArgs {
             x: TensorView::new(DType::Bf16, self.x.ptr(), rows, self.hidden),
+            residual: None,
+            sum: None,
             gamma: None,
             beta: None,
             zero_centered_gamma: false,

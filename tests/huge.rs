@@ -105,6 +105,8 @@ fn norms(ctx: &Context, x: &Input, rng: &mut StdRng) -> Result<(), Error> {
     let view = TensorView::new(DType::Bf16, y.ptr(), x.rows as i64, x.cols as i64);
     let args = NormFwdArgs {
         x: x.view(),
+        residual: None,
+        sum: None,
         gamma: None,
         beta: None,
         zero_centered_gamma: false,

@@ -9,7 +9,7 @@ use common::{
 };
 use nvte::{
     ops::norm::{layernorm_bwd, layernorm_fwd, norm_bwd_workspace, rmsnorm_bwd, rmsnorm_fwd, NormBwdArgs, NormFwdArgs},
-    Context, ContextOptions, DType, Device, Ptr, Status, Stream,
+    Context, ContextOptions, DType, Device, Ptr, Status, Stream, TensorView,
 };
 use rand::{rngs::StdRng, RngExt};
 
@@ -119,7 +119,15 @@ type Codes = (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>);
 /// One forward pass on `values`, compared with the reference; returns what it wrote.
 fn check_forward(ctx: &Context, norm: Norm, xt: DType, yt: DType, rows: usize, cols: usize, values: &[f32], rng: &mut StdRng) -> Codes {
     let aligned = rng.random_bool(0.5);
-    let (x, held) = matrix(ctx, xt, rows, cols, aligned, values, rng);
+    let (x, x_held) = matrix(ctx, xt, rows, cols, aligned, values, rng);
+    // With a residual, what is normalised is the sum as it is written: f32's sum, rounded once.
+    let more = normal(rng, rows * cols, 0.1, 0.5);
+    let residual = rng.random_bool(0.4).then(|| matrix(ctx, xt, rows, cols, aligned, &more, rng));
+    let sum = output(ctx, xt, rows, cols, aligned, rng);
+    let held: Vec<f32> = match &residual {
+        None => x_held.clone(),
+        Some((_, r)) => x_held.iter().zip(r).map(|(x, r)| oracle::to_bytes(xt, x + r).1).collect(),
+    };
     let zero_centered_gamma = rng.random_bool(0.5);
     let gamma = parameter(ctx, cols, aligned, if zero_centered_gamma { 0.0 } else { 1.0 }, rng);
     let beta = if norm == Norm::Layer { parameter(ctx, cols, aligned, 0.0, rng) } else { None };
@@ -144,6 +152,8 @@ fn check_forward(ctx: &Context, norm: Norm, xt: DType, yt: DType, rows: usize, c
     let stat = |t: &Tensor, wanted: bool| if wanted && with_stats { t.ptr() } else { Ptr::NULL };
     let args = NormFwdArgs {
         x: x.view(),
+        residual: residual.as_ref().map(|r| r.0.view()),
+        sum: residual.as_ref().map(|_| sum.view()),
         gamma: gamma.as_ref().map(|g| g.0.view()),
         beta: beta.as_ref().map(|b| b.0.view()),
         zero_centered_gamma,
@@ -158,6 +168,7 @@ fn check_forward(ctx: &Context, norm: Norm, xt: DType, yt: DType, rows: usize, c
 
     let types = format!("{} -> {}", xt.name(), yt.name());
     let what = format!("{norm:?}Norm {types} [{rows}, {cols}] aligned {aligned} zero-centred {zero_centered_gamma} eps {eps}");
+    let what = format!("{what} residual {}", residual.is_some());
     let weight = weights(&gamma, cols, zero_centered_gamma);
     let want = forward(norm, &held, cols, &weight, beta.as_ref().map(|b| &b.1[..]), eps);
     let at = |i: usize| (i % rows.max(1)) * cols + i / rows.max(1);
@@ -185,11 +196,15 @@ fn check_forward(ctx: &Context, norm: Norm, xt: DType, yt: DType, rows: usize, c
         }
         assert_within(&format!("{what}: rsigma"), DType::F32, &rsigma.read(), &want.rsigma, |r| 1e-5 * want.rsigma[r]);
     }
-    // Inputs are as they were.
+    // The sum is exact, inputs are as they were.
+    let number = |v: &f32| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() };
+    if residual.is_some() {
+        assert!(sum.read().iter().map(number).eq(held.iter().map(number)), "{what}: sum");
+    }
     let bits = |t: &Tensor| t.codes().into_iter().map(|c| oracle::from_code(t.dtype, c).to_bits()).collect::<Vec<_>>();
     let same = |t: &Tensor, v: &[f32]| bits(t) == v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-    assert!(same(&x, &held), "{what}: x was written");
-    for (t, v) in gamma.iter().chain(&beta) {
+    assert!(same(&x, &x_held), "{what}: x was written");
+    for (t, v) in gamma.iter().chain(&beta).chain(&residual) {
         assert!(same(t, v), "{what}: a parameter was written");
     }
     (y.codes(), y_t.codes(), mu.codes(), rsigma.codes())
@@ -286,7 +301,8 @@ fn variance_survives_a_large_mean() {
             let y = Tensor::output(&ctx, DType::F32, rows, cols, cols, 0);
             let (mu, rsigma) = (Ptr::NULL, Ptr::NULL);
             let (gamma, beta, zero_centered_gamma, eps) = (None, None, false, 1e-5);
-            let args = NormFwdArgs { x: x.view(), gamma, beta, zero_centered_gamma, eps, y: y.view(), mu, rsigma };
+            let args =
+                NormFwdArgs { x: x.view(), residual: None, sum: None, gamma, beta, zero_centered_gamma, eps, y: y.view(), mu, rsigma };
             // SAFETY: all tensors are live.
             unsafe { layernorm_fwd(&ctx, &args, Stream::NULL) }.unwrap();
             sync(&ctx);
@@ -370,6 +386,9 @@ fn check_backward(ctx: &Context, norm: Norm, types: [DType; 3], rows: usize, col
     rsigma_values.resize(rows, 1.0);
     let mu = matrix(ctx, DType::F32, 1, rows, false, &mu_values, rng).0;
     let rsigma = matrix(ctx, DType::F32, 1, rows, false, &rsigma_values, rng).0;
+    let values = normal(rng, rows * cols, 0.1, 1.0);
+    let dsum_dtype = if rng.random_bool(0.7) { xt } else { any(rng) };
+    let dsum = rng.random_bool(0.4).then(|| matrix(ctx, dsum_dtype, rows, cols, aligned, &values, rng));
     let dx = output(ctx, dxt, rows, cols, aligned, rng);
     let (gt, bt) = (any(rng), any(rng));
     let (dgamma, dbeta) = (output(ctx, gt, 1, cols, false, rng), output(ctx, bt, 1, cols, false, rng));
@@ -379,6 +398,7 @@ fn check_backward(ctx: &Context, norm: Norm, types: [DType; 3], rows: usize, col
     let args = NormBwdArgs {
         dy: dy.view(),
         x: x.view(),
+        dsum: dsum.as_ref().map(|d| d.0.view()),
         gamma: gamma.as_ref().map(|g| g.0.view()),
         zero_centered_gamma,
         mu: if norm == Norm::Layer { mu.ptr() } else { Ptr::NULL },
@@ -395,7 +415,12 @@ fn check_backward(ctx: &Context, norm: Norm, types: [DType; 3], rows: usize, col
     let first = [dx.codes(), dgamma.codes(), dbeta.codes()];
 
     let what = format!("{norm:?}Norm backward {types:?} [{rows}, {cols}] aligned {aligned} zero-centred {zero_centered_gamma}");
-    let want = backward(norm, &dy_held, &x_held, cols, &weights(&gamma, cols, zero_centered_gamma), &mu_values, &rsigma_values);
+    let what = format!("{what} dsum {:?}", dsum.as_ref().map(|_| dsum_dtype));
+    let mut want = backward(norm, &dy_held, &x_held, cols, &weights(&gamma, cols, zero_centered_gamma), &mu_values, &rsigma_values);
+    if let Some((_, d)) = &dsum {
+        want.dx.iter_mut().zip(d).for_each(|(dx, d)| *dx += f64::from(*d));
+        want.t.iter_mut().zip(d).for_each(|(t, d)| *t += f64::from(d.abs()));
+    }
     assert_within(&what, dxt, &dx.read(), &want.dx, |i| match dxt {
         DType::F32 => 1e-5 * want.t[i] + 1e-6,
         _ => 2.0 * oracle::ulp(dxt, want.dx[i]) + 2f64.powi(-18) * want.t[i],
@@ -508,6 +533,7 @@ fn no_rows_give_zero_weight_gradients() {
     let args = NormBwdArgs {
         dy: x.view(),
         x: x.view(),
+        dsum: None,
         gamma: None,
         zero_centered_gamma: false,
         mu: Ptr::NULL,
@@ -532,7 +558,18 @@ fn preparing_writes_nothing() {
     let (y, y_t) = (Tensor::output(&ctx, DType::E4m3, 8, 64, 64, 0), Tensor::output(&ctx, DType::E4m3, 64, 8, 8, 0));
     let view = y.view().with_transpose(y_t.ptr(), 8);
     let (mu, rsigma) = (Ptr::NULL, Ptr::NULL);
-    let args = NormFwdArgs { x: x.view(), gamma: None, beta: None, zero_centered_gamma: false, eps: 1e-5, y: view, mu, rsigma };
+    let args = NormFwdArgs {
+        x: x.view(),
+        residual: None,
+        sum: None,
+        gamma: None,
+        beta: None,
+        zero_centered_gamma: false,
+        eps: 1e-5,
+        y: view,
+        mu,
+        rsigma,
+    };
     // SAFETY: all tensors are live.
     unsafe { layernorm_fwd(&ctx, &args, Stream::PREPARE) }.unwrap();
     sync(&ctx);
@@ -547,6 +584,8 @@ fn wrong_arguments_are_refused() {
     let gamma = Tensor::output(&ctx, DType::F32, 1, 6, 6, 0);
     let good = NormFwdArgs {
         x: x.view(),
+        residual: None,
+        sum: None,
         gamma: Some(gamma.view()),
         beta: None,
         zero_centered_gamma: false,
@@ -574,6 +613,15 @@ fn wrong_arguments_are_refused() {
     refused(Norm::Layer, &|a| a.gamma = Some(x.view()), Status::InvalidShape, "gamma");
     refused(Norm::Layer, &|a| a.mu = a.rsigma, Status::Overlap, "mu");
     refused(Norm::Layer, &|a| a.x.data = Ptr::NULL, Status::NullPointer, "x.data");
+    refused(Norm::Layer, &|a| a.residual = Some(a.x), Status::NullPointer, "sum");
+    refused(Norm::Rms, &|a| a.sum = Some(a.x), Status::NullPointer, "residual");
+    refused(Norm::Layer, &|a| (a.residual, a.sum) = (Some(a.x), Some(a.x)), Status::Overlap, "sum");
+    refused(
+        Norm::Layer,
+        &|a| (a.residual, a.sum) = (Some(TensorView { dtype: DType::F16, ..a.x }), Some(a.y)),
+        Status::InvalidDType,
+        "residual.dtype",
+    );
     refused(Norm::Rms, &|a| a.beta = a.gamma, Status::Unsupported, "beta");
     refused(Norm::Rms, &|a| a.mu = a.rsigma, Status::Unsupported, "mu");
     assert!(y.codes().iter().all(|c| *c == u32::MAX), "y was written");
@@ -583,6 +631,7 @@ fn wrong_arguments_are_refused() {
     let good = NormBwdArgs {
         dy: y.view(),
         x: x.view(),
+        dsum: None,
         gamma: None,
         zero_centered_gamma: false,
         mu: stats.ptr(),
@@ -605,6 +654,8 @@ fn wrong_arguments_are_refused() {
     refused(Norm::Layer, &|a| a.mu = Ptr::NULL, Status::NullPointer, "mu");
     refused(Norm::Layer, &|a| a.dx.data = a.dy.data, Status::Overlap, "dx");
     refused(Norm::Layer, &|a| a.dgamma = Some(dx.view()), Status::InvalidShape, "dgamma");
+    refused(Norm::Layer, &|a| a.dsum = Some(gamma.view()), Status::InvalidShape, "dsum");
+    refused(Norm::Layer, &|a| a.dsum = Some(a.dx), Status::Overlap, "dx");
     refused(Norm::Rms, &|_| (), Status::Unsupported, "mu");
     if norm_bwd_workspace(&ctx, 6).unwrap() > 0 {
         refused(Norm::Layer, &|a| a.dgamma = Some(dgamma.view()), Status::WorkspaceTooSmall, "workspace_bytes");

@@ -40,6 +40,11 @@ pub struct nvte_norm_fwd_args_t {
     pub eps: f32,
     /// 0.
     pub reserved: u32,
+    /// [rows, hidden], of x's type: added to x before the norm; NULL: nothing is.
+    pub residual: *const nvte_tensor_t,
+    /// [rows, hidden], of x's type: receives x + residual, rounded once; of what it receives the norm is taken. NULL with residual, and
+    /// only with it.
+    pub sum: *const nvte_tensor_t,
 }
 
 /// Arguments of nvte_layernorm_bwd and nvte_rmsnorm_bwd.
@@ -55,7 +60,7 @@ pub struct nvte_norm_bwd_args_t {
     pub zero_centered_gamma: i32,
     /// [rows, hidden]: gradient of the output.
     pub dy: *const nvte_tensor_t,
-    /// [rows, hidden]: the forward pass' input.
+    /// [rows, hidden]: the forward pass' input; its sum where it had a residual.
     pub x: *const nvte_tensor_t,
     /// [1, hidden]: the forward pass' weight; NULL: 1.
     pub gamma: *const nvte_tensor_t,
@@ -73,6 +78,9 @@ pub struct nvte_norm_bwd_args_t {
     pub workspace: *mut c_void,
     /// Its size, at least what nvte_norm_bwd_workspace says.
     pub workspace_bytes: u64,
+    /// [rows, hidden]: the gradient that reached x by another way than the norm, as that of a residual stream does; added to dx before it
+    /// is rounded. NULL: there is none.
+    pub dsum: *const nvte_tensor_t,
 }
 
 /// # Safety
@@ -80,10 +88,12 @@ pub struct nvte_norm_bwd_args_t {
 unsafe fn forward_args(p: *const nvte_norm_fwd_args_t) -> Result<NormFwdArgs> {
     // SAFETY: forwarded contract.
     unsafe {
-        let a = read_struct("args", p, mem::size_of::<nvte_norm_fwd_args_t>())?;
+        let a = read_struct("args", p, mem::offset_of!(nvte_norm_fwd_args_t, residual))?;
         reserved("reserved", a.reserved)?;
         Ok(NormFwdArgs {
             x: tensor("x", a.x)?,
+            residual: optional("residual", a.residual)?,
+            sum: optional("sum", a.sum)?,
             gamma: optional("gamma", a.gamma)?,
             beta: optional("beta", a.beta)?,
             zero_centered_gamma: flag("zero_centered_gamma", a.zero_centered_gamma)?,
@@ -100,10 +110,11 @@ unsafe fn forward_args(p: *const nvte_norm_fwd_args_t) -> Result<NormFwdArgs> {
 unsafe fn backward_args(p: *const nvte_norm_bwd_args_t) -> Result<NormBwdArgs> {
     // SAFETY: forwarded contract.
     unsafe {
-        let a = read_struct("args", p, mem::size_of::<nvte_norm_bwd_args_t>())?;
+        let a = read_struct("args", p, mem::offset_of!(nvte_norm_bwd_args_t, dsum))?;
         Ok(NormBwdArgs {
             dy: tensor("dy", a.dy)?,
             x: tensor("x", a.x)?,
+            dsum: optional("dsum", a.dsum)?,
             gamma: optional("gamma", a.gamma)?,
             zero_centered_gamma: flag("zero_centered_gamma", a.zero_centered_gamma)?,
             mu: Ptr::from(a.mu),
@@ -117,9 +128,10 @@ unsafe fn backward_args(p: *const nvte_norm_bwd_args_t) -> Result<NormBwdArgs> {
     }
 }
 
-/// LayerNorm, row by row: y = (x - mean) * rsigma * weight + beta, with rsigma = 1/sqrt(var + eps).
+/// LayerNorm, row by row: y = (x - mean) * rsigma * weight + beta, with rsigma = 1/sqrt(var + eps). With args->residual, x stands for
+/// x + residual, rounded to x's type and written to args->sum.
 ///
-/// Shapes: x and y [rows, hidden], any rows and hidden; gamma and beta [1, hidden]; mu and rsigma [rows]. Units: sizes and strides in
+/// Shapes: x, residual, sum and y [rows, hidden], any rows and hidden; gamma and beta [1, hidden]; mu and rsigma [rows]. Units: sizes and strides in
 /// elements. Pointers: structs are on the host, data, slots, mu and rsigma on the device. Alignment: that of the element type (multiples
 /// of 16 bytes for base and row stride are faster). Aliasing: outputs must not overlap inputs or each other. Stream order: enqueued on
 /// `stream`, nothing waits. Determinism: two calls on one device give the same bits; back ends agree within 2 units of the last place of y.
@@ -146,7 +158,8 @@ pub unsafe extern "C" fn nvte_layernorm_fwd(
     })
 }
 
-/// RMSNorm, row by row: y = x * rsigma * weight, with rsigma = 1/sqrt(mean(x^2) + eps). beta and mu must be NULL.
+/// RMSNorm, row by row: y = x * rsigma * weight, with rsigma = 1/sqrt(mean(x^2) + eps). beta and mu must be NULL. args->residual: as for
+/// nvte_layernorm_fwd.
 ///
 /// Shapes: as nvte_layernorm_fwd. Units: the same. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
 /// Determinism: the same.
@@ -184,11 +197,12 @@ pub unsafe extern "C" fn nvte_norm_bwd_workspace(ctx: nvte_context_t, hidden: i6
 }
 
 /// Gradients of nvte_layernorm_fwd. With xhat = (x - mu) * rsigma and g = dy * weight:
-/// dx = (g - xhat * mean(g * xhat) - mean(g)) * rsigma; over all rows dgamma = sum(dy * xhat) and dbeta = sum(dy).
+/// dx = (g - xhat * mean(g * xhat) - mean(g)) * rsigma, plus args->dsum where that is given, rounded once; over all rows
+/// dgamma = sum(dy * xhat) and dbeta = sum(dy).
 ///
-/// Shapes: dy, x and dx [rows, hidden], any rows and hidden; gamma, dgamma and dbeta [1, hidden]; mu and rsigma [rows]. Units: sizes and
-/// strides in elements. Pointers: structs are on the host, all data on the device. Alignment: that of the element type (one type for dy, x
-/// and dx, and multiples of 16 bytes for base and row stride are faster); workspace 16 bytes. Aliasing: outputs and workspace must not
+/// Shapes: dy, x, dsum and dx [rows, hidden], any rows and hidden; gamma, dgamma and dbeta [1, hidden]; mu and rsigma [rows]. Units: sizes and
+/// strides in elements. Pointers: structs are on the host, all data on the device. Alignment: that of the element type (one type for dy, x,
+/// dsum and dx, and multiples of 16 bytes for base and row stride are faster); workspace 16 bytes. Aliasing: outputs and workspace must not
 /// overlap inputs or each other. Stream order: enqueued on `stream`, nothing waits. Determinism: two calls on one device give the same
 /// bits: sums in f32 in a fixed order, no atomics.
 ///
@@ -212,7 +226,7 @@ pub unsafe extern "C" fn nvte_layernorm_bwd(
 }
 
 /// Gradients of nvte_rmsnorm_fwd. With xhat = x * rsigma and g = dy * weight: dx = (g - xhat * mean(g * xhat)) * rsigma; over all rows
-/// dgamma = sum(dy * xhat). mu and dbeta must be NULL.
+/// dgamma = sum(dy * xhat). mu and dbeta must be NULL. args->dsum: as for nvte_layernorm_bwd.
 ///
 /// Shapes: as nvte_layernorm_bwd. Units: the same. Pointers: the same. Alignment: the same. Aliasing: the same. Stream order: the same.
 /// Determinism: the same.

@@ -423,6 +423,7 @@ impl Layer {
         let args = NormBwdArgs {
             dy: *dy,
             x: *x,
+            dsum: None,
             gamma: parameter(a.gamma),
             zero_centered_gamma: n.zero_centered_gamma,
             mu: saved.mu,

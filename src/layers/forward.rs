@@ -245,7 +245,18 @@ impl Layer {
         let Some(n) = self.config.norm() else { return Ok(()) };
         let parameter = |p: Ptr| (!p.is_null()).then(|| TensorView::new(self.config.param_dtype, p, 1, x.cols));
         let (gamma, beta) = (parameter(a.gamma), parameter(a.beta));
-        let args = NormFwdArgs { x: *x, gamma, beta, zero_centered_gamma: n.zero_centered_gamma, eps: n.eps, y, mu, rsigma };
+        let args = NormFwdArgs {
+            x: *x,
+            residual: None,
+            sum: None,
+            gamma,
+            beta,
+            zero_centered_gamma: n.zero_centered_gamma,
+            eps: n.eps,
+            y,
+            mu,
+            rsigma,
+        };
         // SAFETY: forwarded contract.
         unsafe {
             match n.rms {

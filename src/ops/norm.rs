@@ -24,6 +24,10 @@ pub(crate) enum Norm {
 pub struct NormFwdArgs {
     /// f32, f16 or bf16 `[rows, hidden]`.
     pub x: TensorView,
+    /// What is added to x before the norm, of x's type and shape; `None`: nothing.
+    pub residual: Option<TensorView>,
+    /// Receives `x + residual`, rounded to x's type: of this, what is written, the norm is taken. Where there is a residual, and only there.
+    pub sum: Option<TensorView>,
     /// The weight; `None`: 1.
     pub gamma: Option<TensorView>,
     /// The shift; `None`: 0. RMSNorm has none.
@@ -46,8 +50,11 @@ pub struct NormFwdArgs {
 pub struct NormBwdArgs {
     /// f32, f16 or bf16 `[rows, hidden]`: gradient of the output.
     pub dy: TensorView,
-    /// f32, f16 or bf16 `[rows, hidden]`: the forward pass' input.
+    /// f32, f16 or bf16 `[rows, hidden]`: the forward pass' input; its sum where it had a residual.
     pub x: TensorView,
+    /// f32, f16 or bf16 `[rows, hidden]`: the gradient that reached x by another way than the norm, as that of a residual stream does:
+    /// dx is the sum of both, rounded once. `None`: there is none.
+    pub dsum: Option<TensorView>,
     /// The forward pass' weight; `None`: 1.
     pub gamma: Option<TensorView>,
     /// The weight is `1 + gamma`, formed in f32.
@@ -71,7 +78,7 @@ pub struct NormBwdArgs {
 /// LayerNorm: `y = (x - mean) * rsigma * weight + beta` with `rsigma = 1 / sqrt(var + eps)`, row by row.
 ///
 /// Statistics in f32 with a two-pass variance; nothing is rounded between the norm and the output, FP8 too: `encode(y * scale)`, with the
-/// amax of the unrounded f32 `y`.
+/// amax of the unrounded f32 `y`. With a residual, x stands for the sum that is written.
 ///
 /// # Safety
 /// See [the module](super).
@@ -133,6 +140,14 @@ fn parameter(b: &dyn Backend, name: &'static str, p: &Option<TensorView>, hidden
     check::vector(b, name, t.data, t.dtype, hidden, false)
 }
 
+/// Checks a matrix of x's shape that may be absent.
+fn matrix(b: &dyn Backend, name: &'static str, t: &Option<TensorView>, dtypes: &[DType], x: &TensorView) -> Result<check::Range> {
+    let Some(t) = t else { return Ok(check::Range { name, start: 0, end: 0 }) };
+    check::dtype(name, t, dtypes)?;
+    check::same_shape(name, t, "x", x)?;
+    check::rowwise(b, name, t)
+}
+
 /// What RMSNorm does not have must be absent.
 fn absent(norm: Norm, name: &str, is_absent: bool) -> Result<()> {
     if norm == Norm::Layer || is_absent {
@@ -154,7 +169,13 @@ unsafe fn forward(ctx: &Context, norm: Norm, a: &NormFwdArgs, stream: Stream) ->
     let [row, col] = if y.dtype.is_fp8() { fp8_output(ctx, "y", y)? } else { high_output(b, y)? };
     let mu = check::vector(b, "mu", a.mu, DType::F32, x.rows, true)?;
     let rsigma = check::vector(b, "rsigma", a.rsigma, DType::F32, x.rows, true)?;
-    check::disjoint(&[read, gamma, beta], &[row, col, mu, rsigma])?;
+    if a.residual.is_some() != a.sum.is_some() {
+        let (there, missing) = if a.sum.is_some() { ("sum", "residual") } else { ("residual", "sum") };
+        return Err(Error::argument(Status::NullPointer, missing, "NULL", format!("goes with {there}, which is given")));
+    }
+    let residual = matrix(b, "residual", &a.residual, &[x.dtype], x)?;
+    let sum = matrix(b, "sum", &a.sum, &[x.dtype], x)?;
+    check::disjoint(&[read, residual, gamma, beta], &[row, col, mu, rsigma, sum])?;
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { b.norm_fwd(norm, a, stream) }
 }
@@ -191,12 +212,13 @@ unsafe fn backward(ctx: &Context, norm: Norm, a: &NormBwdArgs, stream: Stream) -
     let gamma = parameter(b, "gamma", &a.gamma, x.cols)?;
     let mu = check::vector(b, "mu", a.mu, DType::F32, x.rows, norm == Norm::Rms)?;
     let rsigma = check::vector(b, "rsigma", a.rsigma, DType::F32, x.rows, false)?;
+    let dsum = matrix(b, "dsum", &a.dsum, check::HIGH, x)?;
     let out = check::rowwise(b, "dx", dx)?;
     let dgamma = parameter(b, "dgamma", &a.dgamma, x.cols)?;
     let dbeta = parameter(b, "dbeta", &a.dbeta, x.cols)?;
     let needed = if a.dgamma.is_some() || a.dbeta.is_some() { norm_bwd_workspace(ctx, x.cols)? } else { 0 };
     let workspace = check::workspace_range(b, a.workspace, a.workspace_bytes, needed)?;
-    check::disjoint(&[inputs[0], inputs[1], gamma, mu, rsigma], &[out, dgamma, dbeta, workspace])?;
+    check::disjoint(&[inputs[0], inputs[1], dsum, gamma, mu, rsigma], &[out, dgamma, dbeta, workspace])?;
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { b.norm_bwd(norm, a, stream) }
 }

@@ -29,6 +29,8 @@ fn forward_args(c: &Call) -> nvte_norm_fwd_args_t {
         rsigma: c.pointer("rsigma"),
         eps: c.number("eps") as f32,
         reserved: c.number("reserved") as u32,
+        residual: c.tensor("residual"),
+        sum: c.tensor("sum"),
     }
 }
 
@@ -55,6 +57,9 @@ fn forward(layer: bool) -> Function {
         Matrix::new("x", Input, DType::Bf16, ROWS, HIDDEN),
         Matrix::vector("gamma", Input, DType::F32, HIDDEN).optional(),
         Matrix::new("y", Output, DType::E4m3, ROWS, HIDDEN).with_transpose(),
+        // Without one of these the other is refused.
+        Matrix::new("residual", Input, DType::Bf16, ROWS, HIDDEN),
+        Matrix::new("sum", Output, DType::Bf16, ROWS, HIDDEN),
     ];
     // Every type is one that y may have.
     f.matrices[2].refused = DType::E4m3;
@@ -102,6 +107,7 @@ fn backward_args(c: &Call) -> nvte_norm_bwd_args_t {
         dbeta: ptr::null(),
         workspace: c.workspace,
         workspace_bytes: c.workspace_bytes,
+        dsum: c.tensor("dsum"),
     }
 }
 
@@ -127,6 +133,7 @@ fn backward(layer: bool) -> Function {
     f.matrices = vec![
         Matrix::new("dy", Input, DType::F16, ROWS, HIDDEN),
         Matrix::new("x", Input, DType::Bf16, ROWS, HIDDEN),
+        Matrix::new("dsum", Input, DType::Bf16, ROWS, HIDDEN).optional(),
         Matrix::vector("gamma", Input, DType::F32, HIDDEN).optional(),
         Matrix::new("dx", Output, DType::F32, ROWS, HIDDEN),
         Matrix::vector("dgamma", Output, DType::F32, HIDDEN).optional(),

@@ -225,7 +225,7 @@ inline std::string gemm_plans_export(const context &ctx) {
 }
 inline void gemm_plans_import(const context &ctx, const std::string &text) { check(api().gemm_plans_import(ctx.get(), text.c_str())); }
 
-// The arguments of a norm's forward pass; change the fields of the result for more. gamma, beta: nullptr for none (RMSNorm has no beta).
+// The arguments of a norm's forward pass; change the fields of the result for more, residual and sum among them. gamma, beta: nullptr for none (RMSNorm has no beta).
 // The tensors must outlive it.
 inline nvte_norm_fwd_args_t norm_fwd_args(const nvte_tensor_t *x, const nvte_tensor_t *gamma, const nvte_tensor_t *beta, const nvte_tensor_t *y,
                                           float eps) {
@@ -250,7 +250,8 @@ inline std::uint64_t norm_bwd_workspace(const context &ctx, std::int64_t hidden)
   check(api().norm_bwd_workspace(ctx.get(), hidden, &bytes));
   return bytes;
 }
-// The arguments of a norm's backward pass without weight gradients; for those fill dgamma, dbeta and the workspace. mu: nullptr for RMSNorm.
+// The arguments of a norm's backward pass without weight gradients; for those fill dgamma, dbeta and the workspace; for a residual's
+// gradient dsum. mu: nullptr for RMSNorm.
 inline nvte_norm_bwd_args_t norm_bwd_args(const nvte_tensor_t *dy, const nvte_tensor_t *x, const nvte_tensor_t *gamma, const float *mu,
                                           const float *rsigma, const nvte_tensor_t *dx) {
   nvte_norm_bwd_args_t args = sized<nvte_norm_bwd_args_t>();

@@ -589,6 +589,8 @@ class nvte_norm_fwd_args_t(Structure):
         ("rsigma", c_void_p),
         ("eps", c_float),
         ("reserved", c_uint32),
+        ("residual", c_void_p),
+        ("sum", c_void_p),
     ]
 
 
@@ -606,6 +608,7 @@ class nvte_norm_bwd_args_t(Structure):
         ("dbeta", c_void_p),
         ("workspace", c_void_p),
         ("workspace_bytes", c_uint64),
+        ("dsum", c_void_p),
     ]
 
 

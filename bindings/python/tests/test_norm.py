@@ -92,6 +92,39 @@ def test_backward(fw, rng, kind, high, centered):
             assert distance(fw.numpy(dbeta), wide(gradient).sum(rows)) <= 1e-4
 
 
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("high", HIGH)
+def test_residual(fw, rng, kind, high):
+    for shape in [(3, 7), (40, 256), (2, 3, 40), (0, 8)]:
+        held, more, gradient, other = (rounded(values(rng, shape, special=False), high) for _ in range(4))
+        gamma = values(rng, shape[-1], special=False)
+        x, g = fw.array(held), fw.array(gamma)
+        y, *others, total = forward_all(kind, x, g, residual=fw.array(more))
+        want_total = rounded((wide(held) + wide(more)).astype(np.float32), high)
+        assert np.array_equal(wide(fw.numpy(total)), wide(want_total))
+        plain = forward_all(kind, fw.array(want_total), g)
+        for a, b in zip((y, *others), plain, strict=True):
+            assert np.array_equal(wide(fw.numpy(a)), wide(fw.numpy(b)))
+        room = fw.array(np.zeros(shape, np.float32)) if high == "float32" else None
+        if room is not None:
+            assert forward_all(kind, x, g, residual=fw.array(more), sum_out=room)[-1] is room
+        # The gradient of the sum is added in float32, before dx is rounded.
+        function = getattr(nvte.ops, f"{kind}_bwd")
+        dy = fw.array(gradient)
+        dx, *sums = function(dy, total, g, *others, dsum=fw.array(other))
+        alone, *alone_sums = function(fw.array(wide(gradient).astype(np.float32)), fw.array(wide(want_total).astype(np.float32)), g, *others)
+        assert_near(fw.numpy(dx), wide(fw.numpy(alone)) + wide(other), high, np.abs(wide(fw.numpy(alone))) + np.abs(wide(other)) + 1)
+        for a, b in zip(sums, alone_sums, strict=True):
+            assert distance(fw.numpy(a), wide(fw.numpy(b))) <= 1e-5
+    with pytest.raises(ValueError, match="goes with a residual"):
+        forward_all(kind, x, g, sum_out=x)
+
+
+def forward_all(kind, x, gamma, **options):
+    """What the function returns."""
+    return getattr(nvte.ops, f"{kind}_fwd")(x, gamma, eps=EPS, **options)
+
+
 def test_options(fw, rng):
     held = values(rng, (6, 10), special=False)
     x = fw.array(held)

@@ -70,6 +70,33 @@ def test_norms(kind, zero_centered):
         assert torch.equal(m(x), y) and m(x[:0]).shape == (0, 7, 3, 11)
 
 
+@pytest.mark.parametrize("kind", [te.LayerNorm, te.RMSNorm])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_with_a_residual(kind, dtype):
+    m = kind(24, device=DEVICE)
+    x, r = (torch.randn(5, 3, 24, device=DEVICE, dtype=dtype).requires_grad_() for _ in range(2))
+    y, total = m(x, residual=r)
+    assert torch.equal(total, x + r) and torch.equal(y, m((x + r).detach())) and y.dtype == total.dtype == dtype
+    dy, dtotal = torch.randn_like(y), torch.randn_like(total)
+    torch.autograd.backward((y, total), (dy, dtotal))
+    s = (x + r).detach().double().requires_grad_()
+    if kind is te.LayerNorm:
+        want = torch.nn.functional.layer_norm(s, (24,), m.weight.detach().double(), m.bias.detach().double(), m.eps)
+    else:
+        want = torch.nn.functional.rms_norm(s, (24,), m.weight.detach().double(), m.eps)
+    torch.autograd.backward((want, s), (dy.double(), dtotal.double()))
+    limit = 1e-5 if dtype == torch.float32 else 4e-3
+    assert distance(x.grad, s.grad) < limit and torch.equal(x.grad, r.grad) and m.weight.grad is not None
+    # One of the two results alone; a sum of two types; no gradients.
+    x.grad = r.grad = None
+    m(x, residual=r)[1].backward(dtotal)
+    assert torch.equal(x.grad, dtotal) and torch.equal(r.grad, dtotal)
+    m(x, residual=r)[0].sum().backward()
+    assert m(x, residual=r.float())[1].dtype == torch.float32
+    with torch.no_grad():
+        assert torch.equal(m(x, r)[0], y) and torch.equal(m(x, r)[1], total)
+
+
 def test_initialisation_is_that_of_torch():
     torch.manual_seed(1)
     a = torch.nn.Linear(24, 12, device=DEVICE)

@@ -198,11 +198,12 @@ unsafe fn forward_rows<T: Element>(threads: &Threads, norm: Norm, a: &NormFwdArg
     // SAFETY: live by contract.
     let (weight, beta) = unsafe { (parameter(&a.gamma, cols, a.zero_centered_gamma, 1.0), parameter(&a.beta, cols, false, 0.0)) };
     let x = Matrix::<T>::new(a.x.data, a.x.ld, a.x.cols);
+    let stream = a.residual.zip(a.sum).map(|(r, s)| (Matrix::<T>::new(r.data, r.ld, r.cols), Matrix::<T>::new(s.data, s.ld, s.cols)));
     let transposed = Matrix::<u8>::new(a.y.data_t, a.y.ld_t, a.y.rows);
     let width = if a.y.data_t.is_null() { 0 } else { cols };
     let amax = threads.map(rows, grain(a.x.cols).next_multiple_of(if width > 0 { BLOCK } else { 1 }), |piece| {
         let mut amax = 0;
-        let mut row = vec![0f32; cols];
+        let (mut row, mut more) = (vec![0f32; cols], vec![0f32; stream.as_ref().map_or(0, |_| cols)]);
         // Codes of as many rows as the transposed copy is written at a time.
         let mut codes = vec![0u8; BLOCK * width];
         for first in piece.clone().step_by(BLOCK) {
@@ -210,6 +211,14 @@ unsafe fn forward_rows<T: Element>(threads: &Threads, norm: Norm, a: &NormFwdArg
             for r in 0..n {
                 // SAFETY: the row exists, and nobody writes it.
                 widen::<T>(unsafe { x.row(first + r) }, &mut row);
+                if let Some((residual, sum)) = &stream {
+                    // SAFETY: the row exists in both; only this piece writes that of the sum.
+                    let (residual, sum) = unsafe { (residual.row(first + r), sum.row_mut(first + r)) };
+                    widen::<T>(residual, &mut more);
+                    add(&mut row, &more);
+                    narrow::<T>(&row, sum);
+                    widen::<T>(sum, &mut row);
+                }
                 let s = stats(norm, &row, a.eps);
                 match norm {
                     Norm::Layer => normalise(&mut row, s.centre, s.rest, s.rsigma, &weight, &beta),
@@ -304,6 +313,7 @@ pub(super) unsafe fn norm_bwd(threads: &Threads, norm: Norm, a: &NormBwdArgs) {
         partials = threads.map(rows, grain, |piece| {
             let (mut dgamma, mut dbeta) = (vec![0f32; lengths.0], vec![0f32; lengths.1]);
             let (mut dy, mut xhat) = (vec![0f32; cols], vec![0f32; cols]);
+            let mut more = vec![0f32; a.dsum.map_or(0, |_| cols)];
             for row in piece {
                 // SAFETY: the row exists in all tensors, and only this piece writes it.
                 unsafe {
@@ -317,6 +327,10 @@ pub(super) unsafe fn norm_bwd(threads: &Threads, norm: Norm, a: &NormBwdArgs) {
                     let (products, plain) = backward_sums(&dy, &xhat, &weight);
                     let mean = if norm == Norm::Layer { plain / cols as f64 } else { 0.0 };
                     input_gradient(&mut dy, &xhat, &weight, (products / cols as f64) as f32, mean as f32, rsigma);
+                    if let Some(dsum) = &a.dsum {
+                        read_row(dsum, row, &mut more);
+                        add(&mut dy, &more);
+                    }
                     write_row(&a.dx, row, &dy);
                 }
             }

@@ -49,6 +49,7 @@ fn parameter(p: &Option<TensorView>) -> (Ptr, i32) {
 pub(super) fn variants() -> Vec<Variant> {
     let mut all = vec![Variant::of(&Any::Dx)];
     for dtype in HIGH {
+        all.push(Variant::of(&ForwardSpec { kernel: Forward::Add, x: dtype, norm: Norm::Layer }));
         for norm in [Norm::Layer, Norm::Rms] {
             for octets in ROW_OCTETS.into_iter().filter(|o| *o == 4 || dtype != DType::F32) {
                 for fp8 in [false, true] {
@@ -136,6 +137,7 @@ enum Forward {
     LoopVector,
     Loop,
     Transposed,
+    Add,
 }
 
 #[derive(Clone, Copy)]
@@ -156,6 +158,7 @@ impl KernelSpec for ForwardSpec {
         let kernel = match self.kernel {
             Forward::LoopVector | Forward::Loop => 0,
             Forward::Transposed => 1,
+            Forward::Add => 2,
         };
         vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32), format!("KERNEL={kernel}")]
     }
@@ -165,6 +168,7 @@ impl KernelSpec for ForwardSpec {
             Forward::LoopVector => "norm_fwd_loop_vec",
             Forward::Loop => "norm_fwd_loop",
             Forward::Transposed => "norm_fwd_transposed",
+            Forward::Add => "norm_fwd_add",
         }
     }
 }
@@ -267,7 +271,8 @@ fn forward_vectors(a: &NormFwdArgs) -> (bool, bool) {
     let x = a.x.cols as u64 % n == 0 && aligned(&a.x, 16);
     let unit = |d: DType| (n * d.size() as u64).min(16);
     let parameter = |p: &Option<TensorView>| p.is_none_or(|t| t.data.0 % unit(t.dtype) == 0);
-    (x, x && aligned(&a.y, unit(a.y.dtype)) && parameter(&a.gamma) && parameter(&a.beta))
+    let stream = [&a.residual, &a.sum].into_iter().flatten().all(|t| aligned(t, 16));
+    (x, x && stream && aligned(&a.y, unit(a.y.dtype)) && parameter(&a.gamma) && parameter(&a.beta))
 }
 
 /// How `norm_fwd_row` runs.
@@ -398,10 +403,10 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
     let mut args = ForwardArgs {
         x: x.data,
         ldx: x.ld,
-        residual: Ptr::NULL,
-        ld_residual: 0,
-        sum: Ptr::NULL,
-        ld_sum: 0,
+        residual: a.residual.map_or(Ptr::NULL, |t| t.data),
+        ld_residual: a.residual.map_or(0, |t| t.ld),
+        sum: a.sum.map_or(Ptr::NULL, |t| t.data),
+        ld_sum: a.sum.map_or(0, |t| t.ld),
         gamma,
         beta,
         y: y.data,
@@ -429,16 +434,33 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
     let (x_vectors, vectors) = forward_vectors(a);
     let multiprocessors = queue.multiprocessors();
     let transposed = !y.data_t.is_null() && !x.is_empty();
-    let (rows, cols) = (args.rows as u64, x.cols as u64);
+    let (rows, cols, residual) = (args.rows as u64, x.cols as u64, a.residual.is_some());
     if transposed && vectors && y.data_t.0 % 16 == 0 && y.ld_t % 16 == 0 {
         let (arch, smem) = (queue.backend.capability.arch, max_smem(&queue));
-        if let Some(p) = StripForward::new(norm, false, x.dtype, rows, cols, (multiprocessors, arch, smem)) {
+        if let Some(p) = StripForward::new(norm, residual, x.dtype, rows, cols, (multiprocessors, arch, smem)) {
             (args.yt, args.ldyt) = (y.data_t, y.ld_t);
             (args.warps, args.slots, args.strip) = (p.warps as i32, p.slots as i32, p.strip as i32);
-            let spec = StripSpec { x: x.dtype, norm, residual: false, smem };
+            let spec = StripSpec { x: x.dtype, norm, residual, smem };
             // SAFETY: `Args`, with pointers live by contract.
             return unsafe { queue.launch(&spec, &p.launch(), arguments![args]) };
         }
+    }
+    let row_plan = RowForward::new(x.dtype, rows, cols).filter(|_| vectors && !(transposed && y.data.is_null()));
+    let mut x_vectors = x_vectors;
+    if let (Some(sum), None) = (&a.sum, &row_plan) {
+        if transposed {
+            // Nothing is enqueued unless all of it can be.
+            queue.load(&ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm })?;
+            load_transpose(&queue)?;
+        }
+        for kernel in [Forward::Loop, Forward::LoopVector] {
+            queue.load(&ForwardSpec { kernel, x: x.dtype, norm })?;
+        }
+        let (_, launch) = loop_plan(rows, cols, false, multiprocessors);
+        // SAFETY: `Args`, with pointers live by contract.
+        unsafe { queue.launch(&ForwardSpec { kernel: Forward::Add, x: x.dtype, norm: Norm::Layer }, &launch, arguments![args])? };
+        (args.x, args.ldx, args.residual) = (sum.data, sum.ld, Ptr::NULL);
+        x_vectors = cols % vector(x.dtype) == 0 && aligned(sum, 16);
     }
     if transposed && y.data.is_null() {
         (args.yt, args.ldyt, args.warps) = (y.data_t, y.ld_t, i32::from(x_vectors));
@@ -453,7 +475,7 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         // Nothing is enqueued unless all of it can be.
         load_transpose(&queue)?;
     }
-    if let Some(p) = RowForward::new(x.dtype, rows, cols).filter(|_| vectors) {
+    if let Some(p) = row_plan {
         (args.warps, args.slots) = (p.warps as i32, p.slots as i32);
         let spec = RowSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), octets: p.octets };
         // SAFETY: as above.
@@ -550,6 +572,8 @@ struct BackwardArgs {
     rsigma: Ptr,
     dx: Ptr,
     lddx: i64,
+    dsum: Ptr,
+    ld_dsum: i64,
     partial: Ptr,
     rows: i64,
     hidden: i64,
@@ -572,23 +596,26 @@ struct AnyArgs {
     rsigma: Ptr,
     dx: Ptr,
     lddx: i64,
+    dsum: Ptr,
+    ld_dsum: i64,
     partial: Ptr,
     rows: i64,
     hidden: i64,
     dy_dt: i32,
     x_dt: i32,
     dx_dt: i32,
+    dsum_dt: i32,
     gamma_dt: i32,
     zero_centered: i32,
     rms: i32,
 }
 
 /// How `norm_bwd_row` runs; nothing where the row is too long for the threads' registers or the device's shared memory.
-fn backward_plan(dtype: DType, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<RowPlan> {
+fn backward_plan(dtype: DType, tensors: u64, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<RowPlan> {
     let octets = BACKWARD_OCTETS.into_iter().find(|o| cols.div_ceil(8 * o).next_multiple_of(32) <= BACKWARD_THREADS)?;
-    // dy and x; a weight; at the end two sums.
+    // dy and x, perhaps dsum; a weight; at the end two sums.
     let columns = octets * 8;
-    let bytes = Bytes { stage: columns * 2 * dtype.size() as u64, group: columns * 8, block: columns * 4 };
+    let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4 };
     RowPlan::new(octets, BACKWARD_THREADS, cols, rows, multiprocessors, max_smem, bytes)
 }
 
@@ -631,11 +658,12 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
     let (rows, cols, multiprocessors) = (a.x.rows as u64, a.x.cols as u64, queue.multiprocessors());
     let (gamma, gamma_dt) = parameter(&a.gamma);
     let (zero_centered, partial) = (i32::from(a.zero_centered_gamma), if sums { a.workspace } else { Ptr::NULL });
-    let tensors = [&a.dy, &a.x, &a.dx];
     let dtype = a.x.dtype;
-    let vectors = cols % vector(dtype) == 0 && tensors.iter().all(|t| t.dtype == dtype && aligned(t, 16));
+    let vectors = cols % vector(dtype) == 0 && [&a.dy, &a.x, &a.dx].into_iter().chain(&a.dsum).all(|t| t.dtype == dtype && aligned(t, 16));
+    let ((dsum, dsum_dt), ld_dsum) = (parameter(&a.dsum), a.dsum.map_or(0, |t| t.ld));
+    let tensors = if a.dsum.is_some() { 3 } else { 2 };
     let max_smem = max_smem(queue);
-    if let Some(p) = backward_plan(dtype, rows, cols, multiprocessors, max_smem).filter(|_| vectors) {
+    if let Some(p) = backward_plan(dtype, tensors, rows, cols, multiprocessors, max_smem).filter(|_| vectors) {
         let args = BackwardArgs {
             dy: a.dy.data,
             lddy: a.dy.ld,
@@ -646,6 +674,8 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
             rsigma: a.rsigma,
             dx: a.dx.data,
             lddx: a.dx.ld,
+            dsum,
+            ld_dsum,
             partial,
             rows: a.x.rows,
             hidden: a.x.cols,
@@ -668,12 +698,15 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
         rsigma: a.rsigma,
         dx: a.dx.data,
         lddx: a.dx.ld,
+        dsum,
+        ld_dsum,
         partial,
         rows: a.x.rows,
         hidden: a.x.cols,
         dy_dt: a.dy.dtype as i32,
         x_dt: a.x.dtype as i32,
         dx_dt: a.dx.dtype as i32,
+        dsum_dt,
         gamma_dt,
         zero_centered,
         rms: norm as i32,
@@ -703,8 +736,8 @@ mod tests {
             for cols in (1..300).chain([1000, 1024, 1280, 4096, 5120, 8192, 12_288, 14_336, 16_384, 16_385, 20_480, 24_576, 24_584, 65_536])
             {
                 for rows in [0, 1, 7, 131, 132, 133, 5000, 1 << 33] {
-                    for max_smem in [100_352, 166_912, 231_424] {
-                        let Some(p) = backward_plan(dtype, rows, cols, 132, max_smem) else {
+                    for (max_smem, tensors) in [100_352, 166_912, 231_424].into_iter().flat_map(|m| [(m, 2), (m, 3)]) {
+                        let Some(p) = backward_plan(dtype, tensors, rows, cols, 132, max_smem) else {
                             assert!(cols > 8000, "{cols} columns of {} have no plan", dtype.name());
                             continue;
                         };
@@ -714,7 +747,7 @@ mod tests {
                         assert!(block <= 512 && (p.warps == 1 || p.groups < 16), "{p:?}");
                         assert!(p.smem <= max_smem && (1..=4).contains(&p.stages) && (1..=132).contains(&p.grid));
                         let columns = p.warps * 32 * p.octets as u32 * 8;
-                        assert!(p.smem >= columns * 4 + p.stages * columns * p.groups * 2 * size, "{p:?}");
+                        assert!(p.smem >= columns * 4 + p.stages * columns * p.groups * tensors as u32 * size, "{p:?}");
                         assert!(p.smem >= columns * p.groups * 8, "{p:?}");
                     }
                     if cols % vector(dtype) > 0 {

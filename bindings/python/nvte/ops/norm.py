@@ -5,15 +5,23 @@ from .._library import check, lib, packer
 from ..dtypes import float32
 from ._common import any_output, asked, first_space, handle_of, in_memory, scratch
 
-_forward = packer(_abi.nvte_norm_fwd_args_t, "zero_centered_gamma x gamma beta y mu rsigma eps reserved")
+_forward = packer(_abi.nvte_norm_fwd_args_t, "zero_centered_gamma x gamma beta y mu rsigma eps reserved residual sum")
 _backward = packer(
-    _abi.nvte_norm_bwd_args_t, "zero_centered_gamma dy x gamma mu rsigma dx dgamma dbeta workspace workspace_bytes"
+    _abi.nvte_norm_bwd_args_t, "zero_centered_gamma dy x gamma mu rsigma dx dgamma dbeta workspace workspace_bytes dsum"
 )
 
 
-def _fwd(function, x, gamma, beta, eps, zero_centered_gamma, mu, rsigma, with_mu, stats, kind, stream, context):
+def _fwd(function, x, gamma, beta, eps, zero_centered_gamma, mu, rsigma, with_mu, stats, residual, sum_out, kind, stream, context):
     space = first_space(x)
     source, rows, cols = space.high("x", x)
+    more = total = None
+    if residual is not None:
+        more, _, _ = space.high("residual", space.require("residual", residual))
+        if sum_out is None:
+            sum_out = space.empty(x.shape, space.known(x))
+        total, _, _ = space.high("sum_out", space.writable("sum_out", space.require("sum_out", sum_out)))
+    elif sum_out is not None:
+        raise ValueError("sum_out goes with a residual")
     out, target = any_output(space, x.shape, rows, cols, x, **kind)
     if stats:
         shape = tuple(x.shape[:-1]) or (1,)
@@ -21,39 +29,46 @@ def _fwd(function, x, gamma, beta, eps, zero_centered_gamma, mu, rsigma, with_mu
             mu = space.empty(shape, float32)
         if rsigma is None:
             rsigma = space.empty(shape, float32)
-    held, (a, b, c, d) = in_memory(source, space.parameter("gamma", gamma), space.parameter("beta", beta), target)
+    held, (a, b, c, d, e, f) = in_memory(
+        source, space.parameter("gamma", gamma), space.parameter("beta", beta), target, more, total
+    )
     mu_at, rsigma_at = space.floats("mu", mu, rows), space.floats("rsigma", rsigma, rows)
-    arguments = _forward(bool(zero_centered_gamma), a, b, c, d, mu_at, rsigma_at, eps, 0)
+    arguments = _forward(bool(zero_centered_gamma), a, b, c, d, mu_at, rsigma_at, eps, 0, e, f)
     check(function(space.context(context), arguments, space.stream(stream)))
-    return out, mu, rsigma
+    return (out, mu, rsigma) if residual is None else (out, mu, rsigma, sum_out)
 
 
 def layernorm_fwd(
     x, gamma=None, beta=None, eps=1e-5, *, zero_centered_gamma=False, dtype=None, scale=None, amax=None, rowwise=True, transpose=False,
-    out=None, mu=None, rsigma=None, stats=True, stream=None, context=None,
+    out=None, mu=None, rsigma=None, stats=True, residual=None, sum_out=None, stream=None, context=None,
 ):  # fmt: skip
     """LayerNorm over the last dimension: y = (x - mean) * rsigma * weight + beta, with rsigma = 1/sqrt(var + eps).
 
     x: float32, float16 or bfloat16 [..., hidden]. gamma, beta: [hidden] or None (1 and 0); zero_centered_gamma: the weight is 1 + gamma.
     dtype: of y; None: that of x. An FP8 y is cast from the float32 result as in cast_to_fp8 (scale, amax, rowwise, transpose).
-    out, mu, rsigma: memory for the results; stats=False: mu and rsigma are not made.
-    Returns (y, mu, rsigma); y is an Fp8Tensor where its type is FP8.
+    residual: of x's type and shape; x + residual, rounded to that type, is then what is normalised, and the last result.
+    out, mu, rsigma, sum_out: memory for the results; stats=False: mu and rsigma are not made.
+    Returns (y, mu, rsigma), with a residual (y, mu, rsigma, x + residual); y is an Fp8Tensor where its type is FP8.
     """
     kind = dict(dtype=dtype, out=out, scale=scale, amax=amax, rowwise=rowwise, transpose=transpose)
-    return _fwd(lib.nvte_layernorm_fwd, x, gamma, beta, eps, zero_centered_gamma, mu, rsigma, True, stats, kind, stream, context)
+    return _fwd(
+        lib.nvte_layernorm_fwd, x, gamma, beta, eps, zero_centered_gamma, mu, rsigma, True, stats, residual, sum_out, kind, stream, context
+    )
 
 
 def rmsnorm_fwd(
     x, gamma=None, eps=1e-5, *, zero_centered_gamma=False, dtype=None, scale=None, amax=None, rowwise=True, transpose=False,
-    out=None, rsigma=None, stats=True, stream=None, context=None,
+    out=None, rsigma=None, stats=True, residual=None, sum_out=None, stream=None, context=None,
 ):  # fmt: skip
     """RMSNorm over the last dimension: y = x * rsigma * weight, with rsigma = 1/sqrt(mean(x^2) + eps).
 
-    Arguments as in layernorm_fwd. Returns (y, rsigma).
+    Arguments as in layernorm_fwd. Returns (y, rsigma), with a residual (y, rsigma, x + residual).
     """
     kind = dict(dtype=dtype, out=out, scale=scale, amax=amax, rowwise=rowwise, transpose=transpose)
-    y, _, rsigma = _fwd(lib.nvte_rmsnorm_fwd, x, gamma, None, eps, zero_centered_gamma, None, rsigma, False, stats, kind, stream, context)
-    return y, rsigma
+    y, _, *others = _fwd(
+        lib.nvte_rmsnorm_fwd, x, gamma, None, eps, zero_centered_gamma, None, rsigma, False, stats, residual, sum_out, kind, stream, context
+    )
+    return y, *others
 
 
 def norm_bwd_workspace(device, hidden):
@@ -71,7 +86,7 @@ def _gradient(space, name, wanted, parameter, cols, like):
     return space.writable(name, space.require(name, wanted))
 
 
-def _bwd(function, dy, x, gamma, mu, rsigma, zero_centered_gamma, dx, dgamma, dbeta, workspace, stream, context):
+def _bwd(function, dy, x, gamma, mu, rsigma, zero_centered_gamma, dx, dgamma, dbeta, dsum, workspace, stream, context):
     space = first_space(x)
     source, rows, cols = space.high("x", x)
     gradient, _, _ = space.high("dy", space.require("dy", dy))
@@ -80,24 +95,27 @@ def _bwd(function, dy, x, gamma, mu, rsigma, zero_centered_gamma, dx, dgamma, db
     else:
         space.writable("dx", space.require("dx", dx))
     target, _, _ = space.high("dx", dx)
+    more = None if dsum is None else space.high("dsum", space.require("dsum", dsum))[0]
     handle = space.context(context)
     keep, work, size = None, 0, 0
     if dgamma is not None or dbeta is not None:
         keep, work, size = scratch(space, workspace, lib.nvte_norm_bwd_workspace, handle, cols)
-    held, (a, b, c, d, e, f) = in_memory(
-        gradient, source, space.parameter("gamma", gamma), target, space.parameter("dgamma", dgamma), space.parameter("dbeta", dbeta)
+    held, (a, b, c, d, e, f, g) = in_memory(
+        gradient, source, space.parameter("gamma", gamma), target, space.parameter("dgamma", dgamma), space.parameter("dbeta", dbeta), more
     )
     mu_at, rsigma_at = space.floats("mu", mu, rows), space.floats("rsigma", rsigma, rows)
-    arguments = _backward(bool(zero_centered_gamma), a, b, c, mu_at, rsigma_at, d, e, f, work, size)
+    arguments = _backward(bool(zero_centered_gamma), a, b, c, mu_at, rsigma_at, d, e, f, work, size, g)
     check(function(handle, arguments, space.stream(stream)))
     return dx
 
 
 def layernorm_bwd(
-    dy, x, gamma, mu, rsigma, *, zero_centered_gamma=False, dx=None, dgamma=None, dbeta=None, workspace=None, stream=None, context=None
-):
-    """Gradients of layernorm_fwd; gamma, mu and rsigma are the forward pass' own.
+    dy, x, gamma, mu, rsigma, *, zero_centered_gamma=False, dx=None, dgamma=None, dbeta=None, dsum=None, workspace=None, stream=None,
+    context=None,
+):  # fmt: skip
+    """Gradients of layernorm_fwd; gamma, mu and rsigma are the forward pass' own, and so is x, its sum where it had a residual.
 
+    dsum: the gradient that reached x by another way than the norm, as that of a residual stream does; dx is the sum of both.
     dx, dgamma, dbeta: memory for the results. dgamma and dbeta: None: a new array in gamma's type (none without a gamma), True: a new
     one in any case, False: not wanted. workspace: scratch memory of norm_bwd_workspace bytes, aligned to 16; None: made here.
     Returns (dx, dgamma, dbeta).
@@ -105,13 +123,15 @@ def layernorm_bwd(
     space, cols = first_space(x), x.shape[-1] if len(x.shape) else 1
     dgamma = _gradient(space, "dgamma", dgamma, gamma, cols, x)
     dbeta = _gradient(space, "dbeta", dbeta, gamma, cols, x)
-    dx = _bwd(lib.nvte_layernorm_bwd, dy, x, gamma, mu, rsigma, zero_centered_gamma, dx, dgamma, dbeta, workspace, stream, context)
+    dx = _bwd(lib.nvte_layernorm_bwd, dy, x, gamma, mu, rsigma, zero_centered_gamma, dx, dgamma, dbeta, dsum, workspace, stream, context)
     return dx, dgamma, dbeta
 
 
-def rmsnorm_bwd(dy, x, gamma, rsigma, *, zero_centered_gamma=False, dx=None, dgamma=None, workspace=None, stream=None, context=None):
+def rmsnorm_bwd(
+    dy, x, gamma, rsigma, *, zero_centered_gamma=False, dx=None, dgamma=None, dsum=None, workspace=None, stream=None, context=None
+):
     """Gradients of rmsnorm_fwd; arguments as in layernorm_bwd. Returns (dx, dgamma)."""
     space, cols = first_space(x), x.shape[-1] if len(x.shape) else 1
     dgamma = _gradient(space, "dgamma", dgamma, gamma, cols, x)
-    dx = _bwd(lib.nvte_rmsnorm_bwd, dy, x, gamma, None, rsigma, zero_centered_gamma, dx, dgamma, None, workspace, stream, context)
+    dx = _bwd(lib.nvte_rmsnorm_bwd, dy, x, gamma, None, rsigma, zero_centered_gamma, dx, dgamma, None, dsum, workspace, stream, context)
     return dx, dgamma

@@ -339,8 +339,14 @@ class _Norm(torch.nn.Module):
     def extra_repr(self):
         return f"{self.normalized_shape}, eps={self.eps}, zero_centered_gamma={self.zero_centered_gamma}"
 
-    def forward(self, inp):
-        """The norm over the last dimensions; under torch.autocast in its type."""
+    def forward(self, inp, residual=None):
+        """The norm over the last dimensions; under torch.autocast in its type. With a residual: that of inp + residual, and the sum, which
+        takes one pass over memory where both have one type and shape."""
+        if residual is not None and (
+            _is_compiling() or residual.dtype != inp.dtype or residual.shape != inp.shape or residual.device != inp.device
+        ):
+            total = inp + residual
+            return self.forward(total), total
         shape, parameters = inp.shape, self._parameters
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if weight is None:
@@ -357,6 +363,10 @@ class _Norm(torch.nn.Module):
         if dims > 1:
             inp, weight = inp.reshape(*shape[:-dims], math.prod(self.normalized_shape)), weight.reshape(-1)
             bias = None if bias is None else bias.reshape(-1)
+        if residual is not None:
+            residual = residual.reshape(inp.shape)
+            y, total = norm(inp, weight, bias, self.eps, self.zero_centered_gamma, self._rms, dtype, residual)
+            return y.reshape(shape), total.reshape(shape)
         run = traced.norm if _is_compiling() else norm
         y = run(inp, weight, bias, self.eps, self.zero_centered_gamma, self._rms, dtype)
         return y.reshape(shape) if dims > 1 else y
