@@ -13,8 +13,10 @@ use half::bf16;
 use nvte::{
     ops::{
         cast::{cast_to_fp8, CastArgs},
+        cross_entropy::{cross_entropy, CrossEntropyArgs, LogitsGradient, Losses, Reduction, TargetType, Targets},
         gemm::{fp8_gemm, gemm_workspace, Accumulate, GemmArgs},
         norm::{layernorm_fwd, NormFwdArgs},
+        softmax::{softmax_bwd, softmax_fwd, Mask, Rows, SoftmaxBwdArgs, SoftmaxFwdArgs},
     },
     Context, DType, Error, Ptr, Status, Stream, TensorView,
 };
@@ -137,6 +139,77 @@ fn norms(ctx: &Context, x: &Input, rng: &mut StdRng) -> Result<(), Error> {
     Ok(())
 }
 
+/// Softmax of all rows, then the gradient in the place of its own input, and the cross-entropy's: a few rows of each.
+fn row_wise(ctx: &Context, x: &Input, rng: &mut StdRng) -> Result<(), Error> {
+    let y = Large::new(ctx, 2 * x.total(), 0)?;
+    let view = TensorView::new(DType::Bf16, y.ptr(), x.rows as i64, x.cols as i64);
+    let args = SoftmaxFwdArgs { x: x.view(), y: view, scale: 0.5, rows: Rows::default(), mask: Mask::default() };
+    // SAFETY: everything is live.
+    unsafe { softmax_fwd(ctx, &args, Stream::NULL) }?;
+    sync(ctx);
+    let held = |row: usize| -> Vec<f64> { (0..x.cols).map(|c| f64::from(x.value(row * x.cols + c))).collect() };
+    let places: Vec<usize> = x.places(1, rng).into_iter().take(8).map(|at| at / x.cols).collect();
+    let probabilities = |row: usize, scale: f64| -> Vec<f64> {
+        let held = held(row);
+        let most = held.iter().fold(f64::NEG_INFINITY, |m, v| v.max(m));
+        let powers: Vec<f64> = held.iter().map(|v| ((v - most) * scale).exp()).collect();
+        let sum: f64 = powers.iter().sum();
+        powers.into_iter().map(|p| p / sum).collect()
+    };
+    // Exponentials far below the largest are 0.
+    let terms = |want: &[f64]| -> Vec<f64> { want.iter().map(|v| v.abs().max(2f64.powi(-100))).collect() };
+    for row in &places {
+        let want = probabilities(*row, 0.5);
+        assert_forward_close(&format!("softmax of row {row}"), DType::Bf16, &y.bf16(row * x.cols, x.cols), &want, &terms(&want));
+    }
+    // The input in the place of the probabilities: any numbers will do.
+    let args = SoftmaxBwdArgs { dy: view, y: x.view(), dx: view, scale: 1.0, rows: Rows::default() };
+    let before: Vec<Vec<f32>> = places.iter().map(|row| y.bf16(row * x.cols, x.cols)).collect();
+    // SAFETY: everything is live.
+    unsafe { softmax_bwd(ctx, &args, Stream::NULL) }?;
+    sync(ctx);
+    for (row, dy) in places.iter().zip(&before) {
+        let held = held(*row);
+        let (sum, size) = held.iter().zip(dy).fold((0.0, 0.0), |(s, a), (y, d)| (s + y * f64::from(*d), a + (y * f64::from(*d)).abs()));
+        let want: Vec<f64> = held.iter().zip(dy).map(|(y, d)| y * (f64::from(*d) - sum)).collect();
+        let terms: Vec<f64> = held.iter().zip(dy).map(|(y, d)| (y * f64::from(*d)).abs().max(y.abs() * size)).collect();
+        assert_forward_close(&format!("softmax backward of row {row}"), DType::Bf16, &y.bf16(row * x.cols, x.cols), &want, &terms);
+    }
+    let targets: Vec<u8> = (0..x.rows).flat_map(|row| ((row % x.cols) as i32).to_ne_bytes()).collect();
+    let (target, loss) = (Guarded::from_bytes(ctx, &targets, 0), Guarded::new(ctx, 4 * x.rows, 0));
+    let args = CrossEntropyArgs {
+        logits: x.view(),
+        targets: Targets {
+            data: target.ptr(),
+            dtype: TargetType::I32,
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            reduction: Reduction::None,
+        },
+        gradient: Some(LogitsGradient { dlogits: view, dloss: Ptr::NULL, dloss_stride: 0 }),
+        losses: Losses { loss: loss.ptr(), ..Losses::default() },
+        workspace: Ptr::NULL,
+        workspace_bytes: 0,
+    };
+    // SAFETY: everything is live.
+    unsafe { cross_entropy(ctx, &args, Stream::NULL) }?;
+    sync(ctx);
+    let losses: Vec<f32> = loss.read().chunks_exact(4).map(|b| f32::from_ne_bytes(b.try_into().unwrap())).collect();
+    assert!(losses.iter().all(|v| v.is_finite()), "the loss of every row");
+    for row in places {
+        let mut want = probabilities(row, 1.0);
+        let at = row % x.cols;
+        let nll = -want[at].ln();
+        assert!((f64::from(losses[row]) - nll).abs() <= 1e-5 * nll + 1e-3, "loss of row {row}: {} for {nll}", losses[row]);
+        want[at] -= 1.0;
+        let mut terms = terms(&want);
+        terms[at] = 1.0;
+        assert_forward_close(&format!("gradient of row {row}"), DType::Bf16, &y.bf16(row * x.cols, x.cols), &want, &terms);
+    }
+    y.assert_guards("softmax and gradients");
+    Ok(())
+}
+
 /// Few columns, so that the codes are read once; `skip` leaves out that many of the first codes of each row, so that they must be repacked.
 fn products(ctx: &Context, x: &Input, q: &Large, skip: usize, rng: &mut StdRng) -> Result<(), Error> {
     let (m, n, k) = (x.rows, 16, x.cols - skip);
@@ -176,6 +249,7 @@ fn all(ctx: &Context, rows: usize, cols: usize) -> Result<(), Error> {
     let x = Input::new(ctx, rows, cols, &mut rng)?;
     let q = casts(ctx, &x, &mut rng)?;
     norms(ctx, &x, &mut rng)?;
+    row_wise(ctx, &x, &mut rng)?;
     products(ctx, &x, &q, 0, &mut rng)?;
     products(ctx, &x, &q, 1, &mut rng)
 }
