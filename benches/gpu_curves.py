@@ -106,7 +106,7 @@ def classes_of_noise(device, steps, batch=1024):
     return batch_of
 
 
-def masked_chains(device, steps, batch=16):
+def masked_chains(device, steps, batch=64):
     """A function step -> (symbols with masks, symbols, where to look): chains in which a symbol has few likely followers."""
     follow = torch.softmax(torch.randn(SYMBOLS, SYMBOLS, device=device) * 2.5, 1)
     now = torch.randint(SYMBOLS, (steps * batch,), device=device)
