@@ -1,7 +1,8 @@
 // The activation functions and their derivatives in f32 (NUMERICS section 8).
 //
-// ex2.approx (2 ulp) and a reciprocal that is correctly rounded to the last half ulp: with them every result lies within a few f32 ulp
-// of the formula, well inside what an FP8 or 16-bit output can show. tanh.approx does not: it moves every eleventh FP8 code.
+// ex2.approx (2 ulp) and rcp.approx (1 ulp): with them every result lies within a few f32 ulp of the formula, well inside what an FP8 or
+// 16-bit output can show. tanh.approx does not: it moves every eleventh FP8 code. Instructions count: at the rate of memory a
+// multiprocessor has time for about 35 an element.
 // Products are written as such (__fmul_rn), so that every kernel that includes this computes the same bits.
 #pragma once
 #include "common/base.cuh"
@@ -23,15 +24,11 @@
 DEVICE float max_nan(float a, float b) { float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 DEVICE float min_nan(float a, float b) { float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b)); return r; }
 
-// 2^t; subnormal results are flushed: here they always stand beside something at least 2^-20.
+// 2^t; subnormal results are flushed: here they always stand beside something at least 2^-20, or 1.
 DEVICE float ex2(float t) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(t)); return r; }
 
-// 1/d for d in [1, 64]: one Newton step on the hardware's estimate is what a rounded division does in that range, without its slow path.
-DEVICE float reciprocal_near_one(float d) {
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
-  return __fmaf_rn(r, __fmaf_rn(-d, r, 1.0f), r);
-}
+// 1/d for d >= 1, infinity included.
+DEVICE float reciprocal_of_large(float d) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d)); return r; }
 
 // Beyond +-128 every sigmoid here is 0 or 1 in f32. Clamping there keeps infinities out of products with 0, so that the ends are the
 // limits of the formulas; NaN passes.
@@ -39,14 +36,14 @@ DEVICE float reciprocal_near_one(float d) {
 
 // One function, chosen at run time: its constants live in registers.
 struct Function {
-  // x * sigmoid(x (a + b x^2)): a, b include log2(e); the derivative slope_a + slope_b x^2 of the argument does not.
+  // x * sigmoid(-x (a + b x^2)): a, b include log2(e); the derivative slope_a + slope_b x^2 of the argument, without its minus, does not.
   float a, b, slope_a, slope_b;
   bool rectified, square;
 
   DEVICE Function(i32 kind) {
     i32 k = kind & 15;
-    a = k == ACT_GELU ? 2.3022082f : k == ACT_QGELU ? 2.4554669f : 1.44269504f;
-    b = k == ACT_GELU ? 0.10294324f : 0.0f;
+    a = k == ACT_GELU ? -2.3022082f : k == ACT_QGELU ? -2.4554669f : -1.44269504f;
+    b = k == ACT_GELU ? -0.10294324f : 0.0f;
     slope_a = k == ACT_GELU ? 1.59576912f : k == ACT_QGELU ? 1.702f : 1.0f;
     slope_b = k == ACT_GELU ? 0.21406445f : 0.0f;
     square = k == ACT_SRELU;
@@ -64,15 +61,13 @@ struct Function {
     }
     float low = max_nan(x, -FAR), c = min_nan(low, FAR), cc = __fmul_rn(c, c);
     if (F == FAMILY_SIGMOID) {
-      // From exp(-|z|), so that neither overflows nor cancels: s = sigmoid(z), er * r = s (1 - s).
-      float t = __fmul_rn(c, __fmaf_rn(b, cc, a));
-      float e = ex2(-fabsf(t)), r = reciprocal_near_one(__fadd_rn(1.0f, e)), er = __fmul_rn(e, r);
-      float s = t >= 0.0f ? r : er;
+      // s = 1 / (1 + exp(-z)): where the exponential is infinite s is 0. s (1 - s) as s - s^2 is off by half an ulp of s, beside a slope near s.
+      float s = reciprocal_of_large(__fadd_rn(1.0f, ex2(__fmul_rn(c, __fmaf_rn(b, cc, a)))));
       value = __fmul_rn(low, s);
-      if (SLOPE) slope = __fmaf_rn(__fmul_rn(c, __fmul_rn(er, r)), __fmaf_rn(slope_b, cc, slope_a), s);
+      if (SLOPE) slope = __fmaf_rn(__fmul_rn(c, __fmaf_rn(-s, s, s)), __fmaf_rn(slope_b, cc, slope_a), s);
     } else {
       // Phi(-a) = exp(-a^2/2) Q(t) with t = 1/(1 + 0.28 a): minimax in t, 5e-8 near a = 0, 2.5e-7 relative in the tail.
-      float e = ex2(__fmul_rn(cc, -0.7213475f)), t = reciprocal_near_one(__fmaf_rn(0.28f, fabsf(c), 1.0f));
+      float e = ex2(__fmul_rn(cc, -0.7213475f)), t = reciprocal_of_large(__fmaf_rn(0.28f, fabsf(c), 1.0f));
       float q = 0.02464782f;
       q = __fmaf_rn(q, t, -0.092962034f);
       q = __fmaf_rn(q, t, 0.09076412f);
