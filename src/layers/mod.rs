@@ -15,6 +15,8 @@ mod backward;
 mod forward;
 mod weights;
 
+use std::sync::{Arc, OnceLock};
+
 use crate::{
     context::Context,
     error::{Error, Result, Status},
@@ -109,6 +111,11 @@ impl LayerFlags {
         Self { dx: true, dw: [true; 2], dnorm: true, ..Self::default() }
     }
 
+    /// A number for each of those that sizes depend on.
+    fn index(&self) -> usize {
+        [self.dx, self.dw[0], self.dw[1], self.dnorm, self.calibrate].iter().fold(0, |n, b| 2 * n + usize::from(*b))
+    }
+
     /// Whether there will be a backward pass that reads what forward saves.
     fn backward(&self) -> bool {
         self.dx || self.dw[0] || self.dw[1] || self.dnorm
@@ -170,6 +177,8 @@ pub struct Layer {
     config: LayerConfig,
     products: [Product; 2],
     count: usize,
+    /// Sizes that were asked for, by `LayerFlags::index`: every call checks the memory it is given.
+    sizes: Arc<[OnceLock<LayerSizes>; 32]>,
 }
 
 /// A row-major matrix of the caller's whose rows count tokens or features as the argument says.
@@ -297,7 +306,7 @@ impl Layer {
         if let Some(norm) = c.norm() {
             norm::check_eps(norm.eps)?;
         }
-        Ok(Self { ctx: ctx.clone(), config: *c, products, count })
+        Ok(Self { ctx: ctx.clone(), config: *c, products, count, sizes: Arc::default() })
     }
 
     /// Its description.
@@ -321,6 +330,10 @@ impl Layer {
     /// Sizes of the memory that calls with these flags need.
     pub fn sizes(&self, flags: &LayerFlags) -> LayerSizes {
         let flags = &self.own_flags(flags);
+        *self.sizes[flags.index()].get_or_init(|| self.measure(flags))
+    }
+
+    fn measure(&self, flags: &LayerFlags) -> LayerSizes {
         let mut arenas = [Arena::measure(), Arena::measure(), Arena::measure()];
         self.saved(&mut arenas[0], flags);
         // A cache or none, whichever takes more: without one the weights' copies lie in the workspace.

@@ -480,14 +480,7 @@ def _fast(kind):
     return super(_Function, kind).apply
 
 
-_linear, _norm_linear, _norm_mlp = _fast(LinearFunction), _fast(NormLinearFunction), _fast(NormMLPFunction)
-
-
-def linear(x, weight, bias, run, graph):
-    """A Linear; `graph`: whether gradients are wanted."""
-    if graph:
-        return LinearFunction.apply(x, weight, bias, run) if _functorch() else _linear(x, weight, bias, run)
-    return linear_forward(x, weight, bias, run)[0]
+linear, _norm_linear, _norm_mlp = _fast(LinearFunction), _fast(NormLinearFunction), _fast(NormMLPFunction)
 
 
 def norm_linear(x, gamma, beta, weight, bias, run, graph):

@@ -6,7 +6,7 @@ import torch
 from torch.nn import Parameter, init
 
 from .. import _abi
-from .functions import _check_width, linear, norm_linear, norm_mlp
+from .functions import LinearFunction, _check_width, _functorch, linear, linear_forward, norm_linear, norm_mlp
 from . import traced
 from .layer import Layer, cast, default_device, fan_in_init, refuse
 from .norms import norm
@@ -104,7 +104,12 @@ class Linear(Layer):
             weight = weight.to(dtype)
         if added is not None and added.dtype is not dtype:
             added = added.to(dtype)
-        y = linear(x, weight, added, run, graph)
+        if not graph:
+            y = linear_forward(x, weight, added, run)[0]
+        elif _functorch():
+            y = LinearFunction.apply(x, weight, added, run)
+        else:
+            y = linear(x, weight, added, run)
         if self._stats is not None:
             self._stats.linear(self, run, x, weight, y)
         return (y, bias if bias is None else bias.to(y.dtype)) if self.return_bias else y

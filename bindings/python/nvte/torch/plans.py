@@ -120,7 +120,8 @@ _is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", None)
 def scratch(index, stream, size, where):
     """(address, what keeps it) of scratch memory for one call. Kept for the thread's next call on the stream: they run one by one."""
     found = _scratch.kept.get((index, stream))
-    if found is not None and found[2] >= size and (index < 0 or not _is_capturing()):
+    # Stream 0 never captures: then there is no need to ask. It stands for all streams of the CPU, too.
+    if found is not None and found[2] >= size and (not stream or not _is_capturing()):
         return found
     with torch.inference_mode(False):
         held = torch.empty(max(size, 256), dtype=torch.uint8, device=where)
