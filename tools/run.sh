@@ -17,6 +17,7 @@ mkdir -p "$OUT"
 dirs=$(python3 -c 'import glob,os,sys; print(":".join(d for p in sys.path for d in sorted(glob.glob(os.path.join(p,"nvidia","*","lib")),reverse=True)))' 2>/dev/null || true)
 export NVTE_LIBRARY_PATH=${NVTE_LIBRARY_PATH:-$dirs}
 failed=0
+[ -d "$here/tests" ] || tar -C "$here" -xzf "$here/tests.tar.gz" || exit 1
 report() { # name, status, log
   if [ "$2" -eq 0 ]; then echo "ok    $1 ($(grep -h '^test result' "$3" | tail -1 | cut -d. -f2 | cut -c1-40))"; else echo "FAIL  $1 (status $2)"; tail -n 25 "$3"; failed=1; fi
 }
