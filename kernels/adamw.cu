@@ -13,7 +13,8 @@
 // exactly costs about 40 instructions per element, of which the memory leaves room for 200.
 //
 // What all elements share follows from the step counter: thread 0 of each block works it out while the other warps' loads are under
-// way. The last block to end writes the new count; before that every block has read the old one.
+// way, and then takes a number. Whoever has the last one knows that every block has read the old count, and writes the new one when it
+// ends. Nothing else is passed between blocks, so that no fence is needed, and the number is long there when it is looked at.
 #include "common/list.cuh"
 
 #define CHUNK 4096
@@ -266,7 +267,7 @@ template <bool VEC> DEVICE void tile(const AdamwParams &p, const AdamwEntry &e, 
 #endif
 
 // What fits the registers without spilling; the compilers for 10.x and 12.x want a few more.
-#define BLOCKS_PER_PROCESSOR (TILES || __CUDA_ARCH__ >= 1200 ? 2 : 4 - (__CUDA_ARCH__ >= 1000))
+#define BLOCKS_PER_PROCESSOR (TILES || __CUDA_ARCH__ >= 1000 ? 2 : 4)
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR) adamw(const __grid_constant__ AdamwParams p) {
   if (p.found_inf && *p.found_inf != 0.0f) return;
@@ -275,7 +276,11 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR)
   __shared__ Vec16 codes[TILE * TILE / 16];
   __shared__ u32 part[LIST_THREADS / 32];
 #endif
-  if (threadIdx.x == 0) step = make_step(p);
+  u32 number = 0;
+  if (threadIdx.x == 0) {
+    step = make_step(p);
+    number = atomicAdd(p.counter, 1u);
+  }
   // A launch for a list with no blocks only counts the step.
   if (blockIdx.x < p.blocks) {
     u32 index = p.map[blockIdx.x];
@@ -291,8 +296,8 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR)
     if (t.vectors()) flat<true>(p, t, e.cols, block, step);
     else flat<false>(p, t, e.cols, block, step);
   }
-  if (threadIdx.x == 0) {
-    float taken = *p.step;
-    if (last_block(p.counter)) *p.step = __fadd_rn(taken, 1.0f);
+  if (threadIdx.x == 0 && number == gridDim.x - 1) {
+    *p.counter = 0;
+    *p.step = __fadd_rn(*p.step, 1.0f);
   }
 }

@@ -139,9 +139,12 @@ DEVICE double block_sum(double v) {
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS, 6) grad_norm(const __grid_constant__ GradNormParams p) {
   Sums s = {};
+  // Whose the next block is, is asked for ahead.
+  u32 next = blockIdx.x < p.blocks ? p.map[blockIdx.x] : 0;
 #pragma unroll 1
   for (u32 b = blockIdx.x; b < p.blocks; b += gridDim.x) {
-    u32 index = p.map[b];
+    u32 index = next;
+    if (p.blocks - b > gridDim.x) next = p.map[b + gridDim.x];
     const GradEntry &e = p.entries[index];
     u32 type = e.type, size = type_bytes(type), block = b - e.first;
     const Stretch t(p.gradients[index], e.count, size);

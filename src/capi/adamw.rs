@@ -161,9 +161,9 @@ pub unsafe extern "C" fn nvte_adamw_list(
 
 /// One step of AdamW for all tensors of a list, in one launch. With t = step + 1, in f32, each operation rounded by itself:
 ///
-///     g = gradient * (clip / grad_scale)                    (decoupled = 0: g += weight_decay * w)
-///     m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g * g
-///     w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps) + lr * weight_decay * w
+/// - g = gradient * (clip / grad_scale); with decoupled = 0: g += weight_decay * w
+/// - m = beta1 * m + (1 - beta1) * g, v = beta2 * v + (1 - beta2) * g * g
+/// - w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps) + lr * weight_decay * w
 ///
 /// w is the master where there is one, and the weight its rounded copy; without bias_correction both corrections are 1. FP8 copies are
 /// those of the weight as written.
