@@ -85,7 +85,8 @@ def section_cross_entropy(run):
         target = torch.randint(0, vocabulary, (tokens,), device=run.device)
         work = torch.empty(max(16, ops.cross_entropy_workspace("cuda", tokens)), device=run.device, dtype=torch.uint8)
         total, loss = torch.empty((), device=run.device), torch.empty(tokens, device=run.device)
-        made = sets(4 * n, lambda: (normal(run, tokens, vocabulary), torch.empty(tokens, vocabulary, device=run.device, dtype=torch.bfloat16)))
+        room = lambda: torch.empty(tokens, vocabulary, device=run.device, dtype=torch.bfloat16)  # noqa: E731
+        made = sets(4 * n, lambda: (normal(run, tokens, vocabulary), room()))
 
         def ours(x, dx):
             return ops.cross_entropy(x, target, label_smoothing=smoothing, dlogits=dx, loss=loss, total=total, workspace=work)
@@ -116,8 +117,8 @@ def section_cross_entropy(run):
             sides["compile"] = [(lambda x=x: compiled_peer(x)) for x, _ in made]
         name = f"{tokens}x{vocabulary}" + (" smoothed" if smoothing else "")
         memory_row(run, f"cross-entropy {name}", 4 * n, sides, extra)
-        forward = {"ours": [(lambda x=x: ops.cross_entropy(x, target, label_smoothing=smoothing, loss=loss, workspace=work)) for x, _ in made]}
-        memory_row(run, f"cross-entropy, loss alone {name}", 2 * n, forward)
+        alone = lambda x: ops.cross_entropy(x, target, label_smoothing=smoothing, loss=loss, workspace=work)  # noqa: E731
+        memory_row(run, f"cross-entropy, loss alone {name}", 2 * n, {"ours": [(lambda x=x: alone(x)) for x, _ in made]})
         one = torch.ones(1, device=run.device)
         memory_row(run, f"cross-entropy backward of 1 {name}", 1, {"ours": [(lambda dx=dx: ops.scale_rows(dx, one)) for _, dx in made]})
 

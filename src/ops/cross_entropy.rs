@@ -188,6 +188,8 @@ pub(crate) struct Job {
     pub(crate) losses: Losses,
     pub(crate) partial: Ptr,
     pub(crate) combined: Ptr,
+    /// The CPU back end needs none.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) workspace: Ptr,
 }
 

@@ -10,7 +10,8 @@ use crate::{
     tensor::{DType, Ptr, TensorView},
 };
 
-/// How rows belong together: row `r` is query `r % queries` of matrix `r / queries`, and matrix `m` is head `m % heads` of batch `m / heads`.
+/// How rows belong together: row `r` is query `r % queries` of matrix `r / queries`, and matrix `m` is head `m % heads` of batch
+/// `m / heads`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rows {
     /// Rows of a matrix; 0: all of them.

@@ -116,7 +116,8 @@ def test_arguments():
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_softmax(seed, dtype):  # noqa: F811
     shape = (2, 3, 5, 40)
-    for mask, causal in ((None, False), (None, True), ((2, 1, 5, 40), False), ((5, 40), True), ((2, 1, 1, 40), False), ((2, 3, 5, 1), False)):
+    plain, broadcast = [(None, False), (None, True)], [((5, 40), True), *(((m, False)) for m in ((2, 1, 5, 40), (2, 1, 1, 40), (2, 3, 5, 1)))]
+    for mask, causal in plain + broadcast:
         leaf = torch.randn(shape, device=DEVICE).to(dtype).requires_grad_()
         x = leaf.detach().double().requires_grad_()
         hidden = torch.zeros(shape, device=DEVICE, dtype=torch.bool)

@@ -83,7 +83,8 @@ def cross_entropy(logits, target, ignore_index=-100, reduction="mean", label_smo
     logits: float32, float16 or bfloat16 [..., vocabulary]: [N, V], [B, S, V]. target: integers [...]. Logits are read once, in their own
     type and without a copy in float32, and their gradient is written in the same pass; the backward pass only multiplies it with the
     gradient of the loss, on the device, where that is not 1. inplace_backward: the gradient goes where the logits are, which then hold
-    them no more: no further memory is needed. (Compiled code decides by itself where things go.) A target outside the vocabulary (other than ignore_index) makes the loss NaN.
+    them no more: no further memory is needed. (Compiled code decides by itself where things go.) A
+    target outside the vocabulary, other than ignore_index, makes the loss NaN. One backward pass per loss; no second derivatives.
     """
     if target.is_floating_point():
         raise TypeError(f"target: must hold classes, and is {target.dtype}: probabilities of classes are not supported")
