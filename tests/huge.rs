@@ -11,11 +11,14 @@ use common::{
 };
 use half::bf16;
 use nvte::{
+    numerics::random_words,
     ops::{
         cast::{cast_to_fp8, CastArgs},
         cross_entropy::{cross_entropy, CrossEntropyArgs, LogitsGradient, Losses, Reduction, TargetType, Targets},
+        dropout::{dropout_fwd, DropoutFwdArgs, Random},
         gemm::{fp8_gemm, gemm_workspace, Accumulate, GemmArgs},
         norm::{layernorm_fwd, NormFwdArgs},
+        rope::{rope_fwd, rope_table, Heads, Places, RopeArgs, Rotation},
         softmax::{softmax_bwd, softmax_fwd, Mask, Rows, SoftmaxBwdArgs, SoftmaxFwdArgs},
     },
     Context, DType, Error, Ptr, Status, Stream, TensorView,
@@ -244,12 +247,89 @@ fn products(ctx: &Context, x: &Input, q: &Large, skip: usize, rng: &mut StdRng) 
     Ok(())
 }
 
+/// Heads of sixteen elements, rotated by each token's position.
+fn rotations(ctx: &Context, x: &Input, rng: &mut StdRng) -> Result<(), Error> {
+    const DIM: usize = 16;
+    let y = Large::new(ctx, 2 * x.total(), 0)?;
+    let (mut cos, mut sin) = (vec![0f32; x.rows * DIM / 2], vec![0f32; x.rows * DIM / 2]);
+    rope_table(0, DIM as i64, 10_000.0, &mut cos, &mut sin)?;
+    let device = |v: &[f32]| Guarded::from_bytes(ctx, &v.iter().flat_map(|v| v.to_ne_bytes()).collect::<Vec<u8>>(), 0);
+    let (c, s) = (device(&cos), device(&sin));
+    let side = |data| Heads { data, seq_stride: x.cols as i64, batch_stride: 0, head_stride: DIM as i64 };
+    let args = RopeArgs {
+        dtype: DType::Bf16,
+        seq: x.rows as i64,
+        batch: 1,
+        heads: (x.cols / DIM) as i64,
+        head_dim: DIM as i64,
+        x: side(x.memory.ptr()),
+        y: side(y.ptr()),
+        rotation: Rotation {
+            interleaved: false,
+            rotary_dim: DIM as i64,
+            cos: c.ptr(),
+            sin: s.ptr(),
+            table_rows: x.rows as i64,
+            table_ld: DIM as i64 / 2,
+        },
+        places: Places::default(),
+    };
+    // SAFETY: everything is live.
+    unsafe { rope_fwd(ctx, &args, Stream::NULL) }?;
+    sync(ctx);
+    for at in x.places(1, rng) {
+        let head = at / DIM * DIM;
+        let (row, got) = (head / x.cols, y.bf16(head, DIM));
+        for i in 0..DIM / 2 {
+            let (a, b) = (x.value(head + i), x.value(head + i + DIM / 2));
+            let (c, s) = (cos[row * DIM / 2 + i], sin[row * DIM / 2 + i]);
+            let want = [a * c - b * s, b * c + a * s].map(|v| bf16::from_f32(v).to_f32());
+            assert_eq!([got[i], got[i + DIM / 2]], want, "pair {i} of the head at {head}");
+        }
+    }
+    y.assert_guards("rotated heads");
+    Ok(())
+}
+
+/// A quarter dropped, by words that the number of the element gives.
+fn dropouts(ctx: &Context, x: &Input, rng: &mut StdRng) -> Result<(), Error> {
+    let y = Large::new(ctx, 2 * x.total(), 0)?;
+    let (seed, offset): (u64, u64) = (rng.random(), rng.random());
+    let state = Guarded::from_bytes(ctx, &[seed, offset].map(u64::to_ne_bytes).concat(), 0);
+    let view = TensorView::new(DType::Bf16, y.ptr(), x.rows as i64, x.cols as i64);
+    let args = DropoutFwdArgs {
+        x: x.view(),
+        bias: None,
+        residual: None,
+        y: view,
+        mask: Ptr::NULL,
+        mask_ld: 0,
+        p: 0.25,
+        random: Random { rng: state.ptr(), stream: 1 },
+    };
+    // SAFETY: everything is live.
+    unsafe { dropout_fwd(ctx, &args, Stream::NULL) }?;
+    sync(ctx);
+    const RUN: usize = 64;
+    for at in x.places(RUN, rng) {
+        for (i, got) in (at..at + RUN).zip(y.bf16(at, RUN)) {
+            let kept = random_words(seed, offset, 1, i as u64 / 4)[i % 4] >= 1 << 30;
+            let want = if kept { bf16::from_f32(x.value(i) * (1.0f32 / 0.75)).to_f32() } else { 0.0 };
+            assert_eq!(got, want, "element {i}");
+        }
+    }
+    y.assert_guards("dropout");
+    Ok(())
+}
+
 fn all(ctx: &Context, rows: usize, cols: usize) -> Result<(), Error> {
     let mut rng = rng("beyond_two_to_the_31_elements");
     let x = Input::new(ctx, rows, cols, &mut rng)?;
     let q = casts(ctx, &x, &mut rng)?;
     norms(ctx, &x, &mut rng)?;
     row_wise(ctx, &x, &mut rng)?;
+    rotations(ctx, &x, &mut rng)?;
+    dropouts(ctx, &x, &mut rng)?;
     products(ctx, &x, &q, 0, &mut rng)?;
     products(ctx, &x, &q, 1, &mut rng)
 }

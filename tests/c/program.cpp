@@ -105,6 +105,85 @@ static void test_scaling(const nvte::context &ctx) {
   CHECK(live[0] == 0 && scale == 224);
 }
 
+static void test_rope_and_dropout(const nvte::context &ctx) {
+  // Positions 0 and 1 of one pair, a quarter of a turn apart: packed q, k, v of one head each, then put together again.
+  const float cosine[] = {1, 0}, sine[] = {0, 1};
+  nvte_rope_angles_t angles = nvte::rope_angles(cosine, sine, 2, 2);
+  std::vector<float> qkv = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, q(4), k(4), v(4);
+  nvte_rope_qkv_args_t packed = nvte::sized<nvte_rope_qkv_args_t>();
+  packed.dtype = NVTE_F32;
+  packed.order = NVTE_QKV_GROUPED;
+  packed.seq = 2;
+  packed.batch = packed.q_heads = packed.kv_heads = 1;
+  packed.head_dim = 2;
+  packed.qkv = qkv.data();
+  packed.qkv_seq_stride = 6;
+  packed.q = q.data();
+  packed.k = k.data();
+  packed.v = v.data();
+  packed.q_seq_stride = packed.kv_seq_stride = 2;
+  packed.angles = &angles;
+  nvte::rope_qkv_fwd(ctx, packed);
+  CHECK((q == std::vector<float>{1, 2, -8, 7}) && (k == std::vector<float>{3, 4, -10, 9}) && (v == std::vector<float>{5, 6, 11, 12}));
+  std::vector<float> back(12);
+  packed.qkv = back.data();
+  nvte::rope_qkv_bwd(ctx, packed);
+  CHECK(back == qkv);
+  nvte_rope_args_t plain = nvte::sized<nvte_rope_args_t>();
+  plain.dtype = NVTE_F32;
+  plain.seq = 2;
+  plain.batch = plain.heads = 1;
+  plain.head_dim = plain.x_seq_stride = plain.y_seq_stride = 2;
+  plain.x = plain.y = q.data();
+  plain.angles = &angles;
+  nvte::rope_bwd(ctx, plain);
+  CHECK((q == std::vector<float>{1, 2, 7, 8}));
+  nvte::rope_fwd(ctx, plain);
+  CHECK((q == std::vector<float>{1, 2, -8, 7}));
+  float c[2], s[2];
+  nvte::rope_table(0, 2, 2, 10000.0, c, s);
+  CHECK(c[0] == 1 && s[0] == 0 && c[1] > 0.54f && s[1] > 0.84f);
+
+  // What is kept is doubled; the mask says which, and so does the generator.
+  const std::uint64_t rng[] = {42, 7};
+  const std::vector<float> ones(64, 1.0f), bias(16, 1.0f);
+  std::vector<float> y(64), dx(64), again(64), dbias(16);
+  const nvte::tensor in(ones.data(), 4, 16), b(bias.data(), 1, 16), out(y.data(), 4, 16), gradient(dx.data(), 4, 16), same(again.data(), 4, 16);
+  unsigned char mask[8];
+  nvte_dropout_fwd_args_t forward = nvte::sized<nvte_dropout_fwd_args_t>();
+  forward.p = 0.5;
+  forward.x = forward.residual = in;
+  forward.bias = b;
+  forward.y = out;
+  forward.mask = mask;
+  forward.mask_ld = 2;
+  forward.rng = rng;
+  nvte::dropout_fwd(ctx, forward);
+  nvte_dropout_bwd_args_t backward = nvte::sized<nvte_dropout_bwd_args_t>();
+  backward.p = 0.5;
+  backward.dy = in;
+  backward.dx = gradient;
+  backward.mask = mask;
+  backward.mask_ld = 2;
+  backward.dbias = dbias.data();
+  CHECK(nvte::dropout_bwd_workspace(ctx, 4, 16) == 0);
+  nvte::dropout_bwd(ctx, backward);
+  backward.mask = nullptr;
+  backward.rng = rng;
+  backward.dx = same;
+  nvte::dropout_bwd(ctx, backward);
+  CHECK(dx == again);
+  float sums[16] = {};
+  for (int i = 0; i < 64; ++i) {
+    const bool kept = mask[i / 8] >> (i % 8) & 1;
+    CHECK(y[i] == (kept ? 5.0f : 1.0f) && dx[i] == (kept ? 2.0f : 0.0f));
+    sums[i % 16] += dx[i];
+  }
+  for (int i = 0; i < 16; ++i) CHECK(dbias[i] == sums[i]);
+  forward.p = 2;
+  throws(NVTE_ERROR_INVALID_VALUE, "p = 2", [&] { nvte::dropout_fwd(ctx, forward); });
+}
+
 static void test_lists(const nvte::context &ctx) {
   std::vector<float> w = {1, 2}, g = {3, -4}, m(2), v(2);
   const nvte::tensor tw(w.data(), 1, 2), tg(g.data(), 1, 2), tm(m.data(), 1, 2), tv(v.data(), 1, 2);
@@ -268,5 +347,6 @@ int main() {
   test_layers(ctx);
   test_scaling(ctx);
   test_lists(ctx);
+  test_rope_and_dropout(ctx);
   std::puts("passed");
 }

@@ -74,8 +74,8 @@ unsafe fn typed<T: Element>(threads: &Threads, job: &DropoutJob) {
     for sums in &partials {
         total.iter_mut().zip(sums).for_each(|(t, s)| *t += f64::from(*s));
     }
-    // SAFETY: a live row that nobody else touches.
     with_high!(b.dtype, B => {
+        // SAFETY: a live row that nobody else touches.
         let out = unsafe { Matrix::<B>::new(b.ptr, job.x.cols, job.x.cols).row_mut(0) };
         for (o, t) in out.iter_mut().zip(&total) {
             *o = B::store(if b.accumulate { o.load() + *t as f32 } else { *t as f32 });
