@@ -476,7 +476,7 @@ def main():
     parser.add_argument("--json", default=os.path.join(os.environ.get("OUT", "."), "gpu.json"), help="where the results go")
     parser.add_argument("--commit", default=os.environ.get("NVTE_COMMIT", "unknown"), help="recorded in the results")
     parser.add_argument("--budget", type=float, default=140.0, help="seconds after which no further row is begun")
-    parser.add_argument("--compile", action="store_true", help="torch.compile as a further peer of casts, softmax and cross-entropy")
+    parser.add_argument("--compile", action="store_true", help="torch.compile as a further peer of memory-bound rows")
     options = parser.parse_args()
     wanted = options.sections.split(",") if options.sections else list(SECTIONS)
     unknown = [s for s in wanted if s not in SECTIONS]

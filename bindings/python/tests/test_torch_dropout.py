@@ -82,8 +82,11 @@ def test_strides_and_errors():
     torch.manual_seed(2)
     assert_same([a], [te.bias_dropout_add(x.contiguous(), None, wide[:, 2:18].contiguous(), 0.3)])
     for wrong, message in (
-        ((x, wide[0], None, 0.5), "bias"), ((x, None, wide, 0.5), "residual"), ((x, None, x.half(), 0.5), "residual"), ((x, None, None, 2), "p = 2"),
-    ):  # fmt: skip
+        ((x, wide[0], None, 0.5), "bias"),
+        ((x, None, wide, 0.5), "residual"),
+        ((x, None, x.half(), 0.5), "residual"),
+        ((x, None, None, 2), "p = 2"),
+    ):
         with pytest.raises(ValueError, match=message):
             te.bias_dropout_add(*wrong)
     with pytest.raises(TypeError, match="float64"):

@@ -50,9 +50,8 @@ def test_against_the_composition(dtype, interleaved, tensor_format):
         shape = (17, 3, dim) if tensor_format == "thd" else (9, 2, 3, dim)
         cu = torch.tensor([1, 4, 4, 15], device=DEVICE, dtype=torch.int32) if tensor_format == "thd" else None
         t = torch.randn(shape, device=DEVICE).to(dtype)
-        for start in (None, torch.tensor([3, 0, 5][: len(cu) - 1 if cu is not None else shape[0 if tensor_format == "bshd" else 1]][:9], dtype=torch.int32, device=DEVICE)):
-            if start is not None and tensor_format == "bshd":
-                start = torch.arange(9, dtype=torch.int32, device=DEVICE)
+        sequences = {"sbhd": 2, "bshd": 9, "thd": 3}[tensor_format]
+        for start in (None, torch.arange(sequences, dtype=torch.int32, device=DEVICE).flip(0)):
             mine = graded(lambda x: te.apply_rotary_pos_emb(x, freqs, tensor_format, start, interleaved, cu_seqlens=cu), t)  # noqa: B023
             want = graded(lambda x: reference(x, freqs, tensor_format, interleaved, start, cu), t)  # noqa: B023
             for a, b in zip(sum(map(list, mine), []), sum(map(list, want), [])):
@@ -103,7 +102,8 @@ def test_strided_inputs_and_gradients():
     (c,) = torch.autograd.grad(q, qkv, torch.ones(8, 3, 2, 6, device=DEVICE).permute(3, 2, 1, 0))
     assert_same([a, a], [b, c])
     x = torch.randn(2, 4, 6, 8, device=DEVICE)
-    assert_same([te.apply_rotary_pos_emb(x.transpose(1, 2), freqs, "bshd")], [te.apply_rotary_pos_emb(x.transpose(1, 2).contiguous(), freqs, "bshd")])
+    turned = x.transpose(1, 2)
+    assert_same(*([te.apply_rotary_pos_emb(t, freqs, "bshd")] for t in (turned, turned.contiguous())))
 
 
 def test_second_derivatives():

@@ -212,8 +212,9 @@ def apply_fused_qkv_rotary_pos_emb(
     if k != v or k == 0 or q % k or qkv.shape[-1] != q + k + v:
         raise ValueError(f"qkv_split_arg_list = {list(qkv_split_arg_list)}: must be [heads * d, d, d], of sum {qkv.shape[-1]}")
     groups = qkv.shape[-2]
+    heads = groups * (q // k)
     return fused_qkv_rope(
-        qkv.flatten(-2), q_freqs, groups * (q // k), groups, "grouped", tensor_format, start_positions, interleaved, cu_seqlens, cp_size, cp_rank
+        qkv.flatten(-2), q_freqs, heads, groups, "grouped", tensor_format, start_positions, interleaved, cu_seqlens, cp_size, cp_rank
     )
 
 
