@@ -175,6 +175,7 @@ pub(crate) struct RopeJob {
 
 impl RopeJob {
     /// Whether the output is the input: what is not rotated is then in its place already.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) fn in_place(&self) -> bool {
         self.kind == RopeKind::Plain && self.x[0].data == self.y[0].data
     }
