@@ -273,10 +273,10 @@ fn forward_of_many_rows_equals_the_reference() {
 }
 
 #[test]
-fn layouts_of_many_strips_equal_the_reference() {
+fn layouts_of_many_rows_equal_the_reference() {
     let ctx = context();
-    let mut rng = rng("layouts_of_many_strips_equal_the_reference");
-    // Rows that leave a strip incomplete, of one warp and of several; which layouts, and whether they are aligned, is drawn.
+    let mut rng = rng("layouts_of_many_rows_equal_the_reference");
+    // Tiles that rows and columns leave incomplete, rows of one warp and of several; which layouts, and whether they are aligned, is drawn.
     for (rows, cols) in [(1203, 40), (1616, 264), (531, 1288), (77, 3080), (150, 4096)] {
         for norm in NORMS {
             for (xt, yt) in [(DType::Bf16, DType::E4m3), (DType::F16, DType::E5m2), (DType::Bf16, DType::E5m2)] {

@@ -1,4 +1,4 @@
-//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_fwd_row.cu`, `norm_fwd_strip.cu`, `norm_bwd.cu` and
+//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_fwd_row.cu`, `norm_bwd.cu` and
 //! `norm_bwd_any.cu` runs, and how.
 
 use super::{
@@ -55,9 +55,6 @@ pub(super) fn variants() -> Vec<Variant> {
                 for fp8 in [false, true] {
                     all.push(Variant::of(&RowSpec { x: dtype, norm, fp8, octets }));
                 }
-            }
-            for residual in [false, true].into_iter().filter(|_| dtype != DType::F32) {
-                all.push(Variant::of(&StripSpec { x: dtype, norm, residual, smem: 0 }));
             }
             for kernel in [Forward::Loop, Forward::Transposed] {
                 all.push(Variant::of(&ForwardSpec { kernel, x: dtype, norm }));
@@ -200,37 +197,6 @@ impl KernelSpec for RowSpec {
     }
 }
 
-/// `norm_fwd_strip`, for x of 16 bits.
-#[derive(Clone, Copy)]
-struct StripSpec {
-    x: DType,
-    norm: Norm,
-    residual: bool,
-    /// Dynamic shared memory that the device allows.
-    smem: u32,
-}
-
-impl KernelSpec for StripSpec {
-    const SOURCE: SourceFile = SourceFile::NormFwdStrip;
-
-    fn id(&self) -> u64 {
-        self.x as u64 | (self.norm as u64) << 4 | u64::from(self.residual) << 5
-    }
-
-    fn defines(&self) -> Vec<String> {
-        let (x, rms, residual) = (self.x as i32, self.norm as i32, i32::from(self.residual));
-        vec![format!("X={x}"), format!("RMS={rms}"), format!("RESIDUAL={residual}")]
-    }
-
-    fn entry(&self) -> &'static str {
-        "norm_fwd_strip"
-    }
-
-    fn dynamic_smem(&self) -> u32 {
-        self.smem
-    }
-}
-
 /// `Args` of `norm_fwd.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -262,7 +228,6 @@ struct ForwardArgs {
     zero_centered: i32,
     warps: i32,
     slots: i32,
-    strip: i32,
 }
 
 /// Whether x can be read, and everything else read and written, a vector of x at a time.
@@ -302,85 +267,6 @@ impl RowForward {
 
     fn launch(&self) -> Launch {
         Launch::new([self.grid, 1, 1], 32 * if self.warps == 1 { ROWS_PER_BLOCK as u32 } else { self.warps })
-    }
-}
-
-/// How `norm_fwd_strip` runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct StripForward {
-    /// Of a row, and vectors of a thread in it; rows that a block works on at a time, and those of a strip.
-    warps: u32,
-    slots: u32,
-    groups: u32,
-    strip: u32,
-    smem: u32,
-    grid: u32,
-}
-
-impl StripForward {
-    /// Most warps of a multiprocessor: as many as the kernel leaves registers for.
-    fn most_warps(norm: Norm, residual: bool, arch: i32) -> u64 {
-        let warps = match (norm, residual) {
-            (Norm::Layer, false) | (Norm::Rms, true) => 24,
-            (Norm::Layer, true) => 20,
-            (Norm::Rms, false) => 28,
-        };
-        warps - if (100..120).contains(&arch) { 4 } else { 0 }
-    }
-
-    /// Nothing where a strip of 16 rows is more than shared memory or the registers hold. `multiprocessor`: how many there are, the
-    /// architecture, and most dynamic shared memory of a block.
-    fn new(
-        norm: Norm,
-        residual: bool,
-        dtype: DType,
-        rows: u64,
-        cols: u64,
-        (multiprocessors, arch, max_smem): (u32, i32, u32),
-    ) -> Option<Self> {
-        let (warps, n) = (cols.div_ceil(32 * 8 * ROW_OCTETS[0]), vector(dtype));
-        let most = Self::most_warps(norm, residual, arch);
-        if dtype == DType::F32 || warps > most {
-            return None;
-        }
-        let mut best = None;
-        let mut most_busy = 0.0;
-        for strip in [32, 16] {
-            let smem = strip * cols.next_multiple_of(16);
-            // Strips of 32 rows fill whole sectors of the transposed layout, but not at the price of idle multiprocessors or of blocks that
-            // have no other beside them while they turn theirs.
-            let fewest = if strip == 32 { 2 } else { 1 };
-            if strip == 32 && rows.div_ceil(strip) < u64::from(multiprocessors) {
-                continue;
-            }
-            for blocks in (fewest..=7).rev() {
-                // What the driver and static arrays take of a block's shared memory is less than 2 KiB.
-                let groups = (most / blocks / warps).min(strip).min(if warps > 1 { 15 } else { 32 });
-                if groups == 0 || smem > u64::from(max_smem) || blocks * (smem + 2048) > u64::from(max_smem) + 2048 {
-                    continue;
-                }
-                // The last round of a strip's rows may leave groups idle.
-                let busy = (blocks * warps * strip) as f64 / strip.div_ceil(groups) as f64;
-                if busy > most_busy {
-                    most_busy = busy;
-                    best = Some(Self {
-                        warps: warps as u32,
-                        slots: (cols / n).div_ceil(32 * warps) as u32,
-                        groups: groups as u32,
-                        strip: strip as u32,
-                        smem: smem as u32,
-                        grid: rows.div_ceil(strip).clamp(1, u64::from(multiprocessors) * blocks) as u32,
-                    });
-                }
-            }
-        }
-        best
-    }
-
-    fn launch(&self) -> Launch {
-        let mut launch = Launch::new([self.grid, 1, 1], self.warps * 32 * self.groups);
-        launch.smem = self.smem;
-        launch
     }
 }
 
@@ -429,24 +315,12 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         zero_centered: i32::from(a.zero_centered_gamma),
         warps: 0,
         slots: 0,
-        strip: 0,
     };
-    let (x_vectors, vectors) = forward_vectors(a);
+    let (mut x_vectors, vectors) = forward_vectors(a);
     let multiprocessors = queue.multiprocessors();
     let transposed = !y.data_t.is_null() && !x.is_empty();
-    let (rows, cols, residual) = (args.rows as u64, x.cols as u64, a.residual.is_some());
-    if transposed && vectors && y.data_t.0 % 16 == 0 && y.ld_t % 16 == 0 {
-        let (arch, smem) = (queue.backend.capability.arch, max_smem(&queue));
-        if let Some(p) = StripForward::new(norm, residual, x.dtype, rows, cols, (multiprocessors, arch, smem)) {
-            (args.yt, args.ldyt) = (y.data_t, y.ld_t);
-            (args.warps, args.slots, args.strip) = (p.warps as i32, p.slots as i32, p.strip as i32);
-            let spec = StripSpec { x: x.dtype, norm, residual, smem };
-            // SAFETY: `Args`, with pointers live by contract.
-            return unsafe { queue.launch(&spec, &p.launch(), arguments![args]) };
-        }
-    }
+    let (rows, cols) = (args.rows as u64, x.cols as u64);
     let row_plan = RowForward::new(x.dtype, rows, cols).filter(|_| vectors && !(transposed && y.data.is_null()));
-    let mut x_vectors = x_vectors;
     if let (Some(sum), None) = (&a.sum, &row_plan) {
         if transposed {
             // Nothing is enqueued unless all of it can be.
@@ -752,20 +626,6 @@ mod tests {
                     }
                     if cols % vector(dtype) > 0 {
                         continue;
-                    }
-                    for (arch, max_smem) in [(80, 166_912), (89, 100_352), (90, 231_424), (100, 231_424)] {
-                        for (norm, residual) in [(Norm::Layer, false), (Norm::Layer, true), (Norm::Rms, false), (Norm::Rms, true)] {
-                            let Some(p) = StripForward::new(norm, residual, dtype, rows, cols, (132, arch, max_smem)) else {
-                                assert!(dtype == DType::F32 || cols > 6000, "{cols} columns of {} have no strip", dtype.name());
-                                continue;
-                            };
-                            let (warps, slots, n) = (u64::from(p.warps), u64::from(p.slots), vector(dtype));
-                            assert!(warps * 32 * slots * n >= cols && (warps - 1) * 32 * slots * n < cols, "{p:?} for {cols}");
-                            assert!(slots * n <= 32 && u64::from(p.launch().block) <= 32 * StripForward::most_warps(norm, residual, arch));
-                            assert!(u64::from(p.smem) >= u64::from(p.strip) * cols && p.smem <= max_smem && p.groups <= p.strip, "{p:?}");
-                            // Barriers and parts of the groups.
-                            assert!(p.warps == 1 || (p.groups < 16 && p.warps.next_multiple_of(4) * p.groups <= 64), "{p:?}");
-                        }
                     }
                     let Some(p) = RowForward::new(dtype, rows, cols) else {
                         assert!(cols >= 32_768 || rows > 1 << 31, "{cols} columns of {} have no plan", dtype.name());

@@ -37,7 +37,6 @@ sources! {
     NormBwdAny = "norm_bwd_any.cu",
     NormFwd = "norm_fwd.cu",
     NormFwdRow = "norm_fwd_row.cu",
-    NormFwdStrip = "norm_fwd_strip.cu",
     Dropout = "dropout.cu",
     Rope = "rope.cu",
     RopeAny = "rope_any.cu",
