@@ -55,17 +55,17 @@ template <int F> DEVICE void apply(const Function &f, const float (&in)[INPUTS][
 }
 
 // V values to a high-precision output.
-DEVICE void store_high(char *p, i32 type, const float *v) {
+DEVICE void store_high(char *p, i32 type, const float *v, bool past) {
   if (type == DT_F32) {
 #pragma unroll
-    for (int k = 0; k < V; k += 4) st16(p + 4 * k, Vec16{{bits_of(v[k]), bits_of(v[k + 1]), bits_of(v[k + 2]), bits_of(v[k + 3])}});
+    for (int k = 0; k < V; k += 4) st16(p + 4 * k, Vec16{{bits_of(v[k]), bits_of(v[k + 1]), bits_of(v[k + 2]), bits_of(v[k + 3])}}, past);
     return;
   }
   u32 w[4];
 #pragma unroll
   for (int k = 0; k < V / 2; k++) w[k] = type == DT_BF16 ? pack2<DT_BF16>(v[2 * k], v[2 * k + 1]) : pack2<DT_F16>(v[2 * k], v[2 * k + 1]);
-  if (V == 8) st16(p, Vec16{{w[0], w[1], w[2], w[3]}});
-  else st8(p, Vec8{{w[0], w[1]}});
+  if (V == 8) st16(p, Vec16{{w[0], w[1], w[2], w[3]}}, past);
+  else st8(p, Vec8{{w[0], w[1]}}, past);
 }
 
 struct Raw { Vec16 v[INPUTS][LOADS]; };
@@ -85,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   for (int n = 0; n < LOADS; n++) rows_here[n] = col0 + tile_col<V>(n) < p.hidden ? p.rows : 0;
   const In *x = (const In *)p.x + col0, *dy = (const In *)p.dy + col0;
   const Function f(p.kind);
+  const bool past = beyond_cache(p.rows, p.hidden, HALVES * (FP8 ? (p.y ? 1 : 0) + (p.yt ? 1 : 0) : 2));
   float amax = 0.0f, sum[HALVES][8] = {};
 #if FP8
   __shared__ Vec16 tile[HALVES][TILE * TILE / 16];
@@ -153,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
         w[1] = f32x4_to_fp8x4_any(e5m2, v[h][4] * scale, v[h][5] * scale, v[h][6] * scale, v[h][7] * scale);
         if (p.y) {
           if (V == 8) {
-            if (row + i < rows_here[0]) st8(p.y + at + tile_col<V>(0), Vec8{{w[0], w[1]}});
+            if (row + i < rows_here[0]) st8(p.y + at + tile_col<V>(0), Vec8{{w[0], w[1]}}, past);
           } else {
 #pragma unroll
             for (int n = 0; n < LOADS; n++)
@@ -163,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #else
 #pragma unroll
         for (int n = 0; n < LOADS; n++)
-          if (row + i < rows_here[n]) store_high(p.y + (at + tile_col<V>(n)) * (p.y_type == DT_F32 ? 4 : 2), p.y_type, v[h] + V * n);
+          if (row + i < rows_here[n]) store_high(p.y + (at + tile_col<V>(n)) * (p.y_type == DT_F32 ? 4 : 2), p.y_type, v[h] + V * n, past);
 #endif
       }
     }
@@ -196,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #if FP8
   if (p.yt) {
 #pragma unroll
-    for (int h = 0; h < HALVES; h++) tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden);
+    for (int h = 0; h < HALVES; h++) tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden, past);
   }
 #endif
 #if BACKWARD

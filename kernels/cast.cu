@@ -106,6 +106,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
       if (row + i < rows_here[n]) raw[i][n] = ld16_stream(from + i * p.ldx);
     }
   }
+  const bool past = beyond_cache(p.rows, p.cols, (p.q ? 1 : 0) + (p.qt ? 1 : 0));
   float scale = scale_of<O>(p, block);
   u32 amax = 0, code[8][2];
   float sum[8] = {};
@@ -133,7 +134,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
     for (int i = 0; i < 8; i++) {
       if (V == 8) {
         Vec8 both = {{code[i][0], code[i][1]}};
-        if (row + i < rows_here[0]) st8(to + i * p.ldq + tile_col<V>(0), both);
+        if (row + i < rows_here[0]) st8(to + i * p.ldq + tile_col<V>(0), both, past);
       } else {
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -173,7 +174,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   if (p.qt) tile_put<V>(tile, code);
   __syncthreads();
   if (record) finish_amax(p, part);
-  if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols);
+  if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, past);
 }
 
 // What fits the registers without spilling; the compilers for 10.x and 12.x want a few more.

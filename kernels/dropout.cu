@@ -115,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) dropout(const __grid_c
   const u32 row_tile = blockIdx.x / p.col_tiles, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * (32 * V), col = col0 + lane * V;
   const bool draw = p.keep == KEEP_DRAW, inside = col < p.cols, inside_last = col < p.last;
+  const bool past = beyond_cache(p.rows, p.cols, sizeof(T));
   float sum[V] = {};
   Parameters<V> parameters;
   if (!BACKWARD && p.bias && inside) parameters.fetch(p.bias, p.bias_type, col);
@@ -157,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) dropout(const __grid_c
 #pragma unroll
         for (int j = 0; j < V; ++j) sum[j] += v[j];
       }
-      if (valid[k]) st16(y + k * p.ldy, narrow(v));
+      if (valid[k]) st16(y + k * p.ldy, narrow(v), past);
       if (!BACKWARD && p.mask) {
         u32 bits = 0;
 #pragma unroll

@@ -71,6 +71,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
     commit();
   };
 
+  const bool past = beyond_cache(a.rows, a.hidden, sizeof(TX));
   // The weight lies behind the ring, vector q of slot i of a group's thread t at (i * N / 4 + q) * T * 16: so many sums leave no registers.
   float dgamma[SLOTS][N], dbeta[SLOTS][N];
   const u32 weights = mine + (a.stages * (tensors * SLOTS)) * pitch - (threadIdx.x - t) * 16;
@@ -166,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
 #pragma unroll
           for (int k = 0; k < N; ++k) d[k] += more[k];
         }
-        st16(dx + i * T * N, pack<TYPE>(d));
+        st16(dx + i * T * N, pack<TYPE>(d), past);
       }
     stage = stage + 1 == a.stages ? 0 : stage + 1;
   }

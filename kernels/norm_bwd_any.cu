@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_dx(const Args a) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256) norm_bwd_params(const Args a) {
+extern "C" __global__ void __launch_bounds__(256, 2) norm_bwd_params(const Args a) {
   __shared__ Pair part[8][33];
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 col = (i64)blockIdx.x * 32 + lane, slab = (a.rows + gridDim.y - 1) / gridDim.y;

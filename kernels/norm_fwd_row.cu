@@ -44,6 +44,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1) norm_fwd_row(const 
   if (lane == 0 && (alone || warp == 0)) put_stats(a, row, s);
   u8 *y = a.y + (row * a.ldy + own.at * N) * element_size(a.y_dt);
   const float scale = FP8 && a.scale ? *a.scale : 1.0f;
+  const bool past = beyond_cache(a.rows, a.hidden, element_size(a.y_dt));
   const u32 recorded = read_amax(a);
   float amax = 0.0f;
   finish_row(a, own, s, v, [&](int i) {
@@ -51,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1) norm_fwd_row(const 
 #pragma unroll
       for (int k = 0; k < N; ++k) amax = max_nan(amax, v[i][k]);
     }
-    with_output(a.y_dt, [&](auto type) { store_vector<decltype(type)::value>(y, i * 32 * N, v[i], scale); });
+    with_output(a.y_dt, [&](auto type) { store_vector<decltype(type)::value>(y, i * 32 * N, v[i], scale, past); });
   });
   put_warp_amax(a, amax, recorded);
 }

@@ -55,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) rope(const __grid_constant_
   const bool pair = t.item < pairs;
   // Columns of the two vectors. Behind the rotated part the second may lie past the end of the head.
   const i64 first = pair ? (i64)V * t.item : p.rotary_dim + (i64)(2 * V) * (t.item - pairs);
+  const bool past = beyond_cache(p.tokens, (i64)p.heads * p.head_dim, SIZE);
   const i64 second = pair ? first + p.rotary_dim / 2 : first + V;
   const bool both = second < p.head_dim;
   Vec16 raw[HEADS][2];
@@ -117,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) rope(const __grid_constant_
       raw[k][0] = narrow(a);
       raw[k][1] = narrow(b);
     }
-    st16(to[k], raw[k][0]);
-    if (both) st16(to[k] + (second - first) * SIZE, raw[k][1]);
+    st16(to[k], raw[k][0], past);
+    if (both) st16(to[k] + (second - first) * SIZE, raw[k][1], past);
   }
 }

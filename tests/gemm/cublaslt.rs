@@ -79,6 +79,9 @@ fn told<R>(name: &str, value: &str, f: impl FnOnce() -> R) -> R {
     r
 }
 
+/// Up to this K, small FP8 products are the own kernel's: its launch takes less host time.
+const LAUNCH_BOUND_K: usize = 512;
+
 /// A random product that meets cuBLASLt's conditions.
 fn random_case(rng: &mut StdRng) -> Case {
     let pairs: Vec<(DType, DType)> = pairs().into_iter().filter(|p| *p != (DType::E5m2, DType::E5m2)).collect();
@@ -86,7 +89,7 @@ fn random_case(rng: &mut StdRng) -> Case {
     let fp8 = a.is_fp8();
     let unit = if fp8 { 16 } else { 1 };
     let mut side = |unit: usize| rng.random_range(1..=64 / unit) * unit;
-    let (m, n, k) = (side(1), side(unit), side(unit));
+    let (m, n, k) = (side(1), side(unit), side(unit) + if fp8 { LAUNCH_BOUND_K } else { 0 });
     let d = if fp8 { HIGH[rng.random_range(0..3)] } else { [a, DType::F32][rng.random_range(0..2)] };
     let mut case = Case::new(m, n, k, a, b, d, MODES[rng.random_range(0..2)]);
     let mut layout = || Layout {
@@ -113,12 +116,17 @@ fn inside() {
         return;
     }
     let mut rng = rng("inside");
-    let plain = |m: usize| Case::new(m, 32, 48, DType::E4m3, DType::E4m3, DType::Bf16, Accumulate::Fast);
+    let of_k = |m: usize, k: usize| Case::new(m, 32, k, DType::E4m3, DType::E4m3, DType::Bf16, Accumulate::Fast);
+    let plain = |m: usize| of_k(m, LAUNCH_BOUND_K + 48);
     let ctx = context();
     capture(&ctx, &mut rng);
     for _ in 0..100 {
         let case = random_case(&mut rng);
         assert_eq!(products(|| case.run(&ctx, &mut rng)), 1, "{case:?}");
+    }
+
+    for (m, k, expected) in [(64, LAUNCH_BOUND_K, 0), (1 << 10, LAUNCH_BOUND_K, 0), (1 << 11, LAUNCH_BOUND_K, 1), (64, LAUNCH_BOUND_K + 16, 1)] {
+        assert_eq!(products(|| call_only(&ctx, &of_k(m, k), &mut rng).unwrap()), expected, "{m} rows, k = {k}");
     }
 
     // Refusals: the own kernel is launched (and here does nothing), at once where the heuristic finds nothing, for good where the call
