@@ -125,7 +125,9 @@ fn inside() {
         assert_eq!(products(|| case.run(&ctx, &mut rng)), 1, "{case:?}");
     }
 
-    for (m, k, expected) in [(64, LAUNCH_BOUND_K, 0), (1 << 10, LAUNCH_BOUND_K, 0), (1 << 11, LAUNCH_BOUND_K, 1), (64, LAUNCH_BOUND_K + 16, 1)] {
+    for (m, k, expected) in
+        [(64, LAUNCH_BOUND_K, 0), (1 << 10, LAUNCH_BOUND_K, 0), (1 << 11, LAUNCH_BOUND_K, 1), (64, LAUNCH_BOUND_K + 16, 1)]
+    {
         assert_eq!(products(|| call_only(&ctx, &of_k(m, k), &mut rng).unwrap()), expected, "{m} rows, k = {k}");
     }
 
@@ -221,8 +223,8 @@ fn threads() {
             s.spawn(move || {
                 let mut rng = rng(&format!("thread {t}"));
                 for i in 0..150 {
-                    Case::new(1 + (i * 7 + t * 3) % 90, 16, 16 * (1 + i % 5), DType::E4m3, DType::E5m2, DType::F32, MODES[i % 2])
-                        .run(ctx, &mut rng);
+                    let (m, k) = (1 + (i * 7 + t * 3) % 90, LAUNCH_BOUND_K + 16 * (1 + i % 5));
+                    Case::new(m, 16, k, DType::E4m3, DType::E5m2, DType::F32, MODES[i % 2]).run(ctx, &mut rng);
                 }
             });
         }
