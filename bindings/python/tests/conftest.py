@@ -1,6 +1,7 @@
 """The back end under test, fresh random data, oracles that share no code with the library."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -91,6 +92,15 @@ if BACKEND == "cpu":
     FRAMEWORKS.append(Numpy())
 if torch is not None:
     FRAMEWORKS.append(Torch("cuda:0" if BACKEND == "cuda" else "cpu"))
+
+
+@pytest.fixture(autouse=BACKEND == "cuda")
+def no_collection():
+    """Captured graphs of earlier tests end between tests, and not while one captures, which would make the capture invalid."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(params=FRAMEWORKS, ids=lambda f: f.name)

@@ -1,5 +1,7 @@
 """Captured layers: make_graphed_callables with the arguments of NVIDIA's library."""
 
+import contextlib
+import gc
 import weakref
 
 import torch
@@ -136,9 +138,10 @@ def make_graphed_callables(
     own = Region(mode, None, True, False)
     try:
         options = {} if pool is None else {"pool": pool}
-        graphed = torch.cuda.make_graphed_callables(
-            tuple(wrapped), tuple(given), num_warmup_iters=num_warmup_iters, allow_unused_input=allow_unused_input, **options
-        )
+        with _no_collection():
+            graphed = torch.cuda.make_graphed_callables(
+                tuple(wrapped), tuple(given), num_warmup_iters=num_warmup_iters, allow_unused_input=allow_unused_input, **options
+            )
     finally:
         own.leave()
         # What the graphs read and write stays, whatever becomes of the layers.
@@ -159,6 +162,19 @@ def make_graphed_callables(
             c.forward = call
         made.append(c if isinstance(c, torch.nn.Module) else call)
     return tuple(made) if many else made[0]
+
+
+@contextlib.contextmanager
+def _no_collection():
+    """While a stream captures, Python must not collect an older graph: its end makes the capture invalid."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _keep_apart(parameter):
