@@ -33,19 +33,23 @@ def test_steps(fw, rng, weight, master, decoupled):
     tensors = nvte.ops.adamw_list(w, arrays, m, v, masters)
     assert len(tensors) == len(SHAPES) and "tensors on" in repr(tensors)
     step = as_f32(fw, 0)
-    first, second = ([np.zeros(s) for s in SHAPES] for _ in range(2))
+    first, second, unsure = ([np.zeros(s) for s in SHAPES] for _ in range(3))
     for t in (1, 2):
         nvte.ops.adamw(tensors, step, lr=0.01, weight_decay=0.1, decoupled=decoupled)
         assert fw.numpy(step)[0] == t
         for i in range(len(SHAPES)):
             gi = wide(g[i]) + (0 if decoupled else 0.1 * exact[i])
+            # Where a gradient and a decay nearly cancel, their rounding decides how much of a whole step is made.
+            if not decoupled:
+                unsure[i] = np.maximum(unsure[i], 0.05 * (np.abs(wide(g[i])) + 0.1 * np.abs(exact[i])) / (np.abs(gi) + 1e-8))
             first[i] = 0.9 * first[i] + 0.1 * gi
             second[i] = 0.999 * second[i] + 0.001 * gi**2
             change = 0.01 / (1 - 0.9**t) * first[i] / (np.sqrt(second[i] / (1 - 0.999**t)) + 1e-8)
             exact[i] = exact[i] - change - (0.01 * 0.1 * exact[i] if decoupled else 0)
-            assert_near(fw.numpy(w[i]), exact[i], weight, np.abs(exact[i]) + 1)
+            terms = np.abs(exact[i]) + 1 + unsure[i]
+            assert_near(fw.numpy(w[i]), exact[i], weight, terms)
             if master:
-                assert_near(fw.numpy(masters[i]), exact[i], "float32", np.abs(exact[i]) + 1)
+                assert_near(fw.numpy(masters[i]), exact[i], "float32", terms)
                 assert np.array_equal(codes_of(rounded(fw.numpy(masters[i]), weight)), codes_of(fw.numpy(w[i])))
             else:
                 exact[i] = wide(fw.numpy(w[i]))
