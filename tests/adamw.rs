@@ -161,7 +161,8 @@ impl Parameter {
         };
         let [m, v] = self.moments.each_ref().map(Tensor::read);
         close("exp_avg", self.kind.moment, &m, &self.m, 1.0);
-        close("exp_avg_sq", self.kind.moment, &v, &self.v, 0.0);
+        // A decay that nearly cancels a gradient leaves of it what was rounded: hence not 0.
+        close("exp_avg_sq", self.kind.moment, &v, &self.v, 1e-6);
         let weight = self.weight.read();
         if self.kind.master {
             let master = self.master.read();
