@@ -78,6 +78,7 @@ struct Raw { Vec16 v[INPUTS][LOADS]; };
   (EASY && INPUTS <= 2 ? 4 - BACKWARD : INPUTS * LOADS == 1 ? (TIGHT ? 2 : 3) : INPUTS * LOADS == 6 && TIGHT ? 1 : 2)
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(const __grid_constant__ ActivationParams p) {
+  after_previous();
   u32 row_tile = blockIdx.x / p.col_tiles;
   i64 row0 = (i64)row_tile * TILE, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE;
   i64 rows_here[LOADS];  // rows in which the load lies inside the tensor

@@ -26,6 +26,7 @@ template <bool SLOPE> DEVICE void eval_any(const Function &f, i32 kind, float x,
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) activation_any(const __grid_constant__ ActivationParams p) {
+  after_previous();
   __shared__ u8 tile[2][TILE][ANY_COLS + 4];  // pitch of 9 words: reads down a column touch every bank once
   __shared__ float part[2][8][ANY_COLS];
   u32 row_tile = blockIdx.x / p.col_tiles, tx = threadIdx.x & 31, ty = threadIdx.x >> 5;

@@ -270,6 +270,7 @@ template <bool VEC> DEVICE void tile(const AdamwParams &p, const AdamwEntry &e, 
 #define BLOCKS_PER_PROCESSOR (TILES || __CUDA_ARCH__ >= 1000 ? 2 : 4)
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR) adamw(const __grid_constant__ AdamwParams p) {
+  after_previous();
   if (p.found_inf && *p.found_inf != 0.0f) return;
   __shared__ Step step;
 #if TILES

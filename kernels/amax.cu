@@ -29,6 +29,7 @@ DEVICE void finish(const AmaxParams &p, u32 amax) {
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4) amax_tile(const __grid_constant__ AmaxParams p) {
+  after_previous();
   u32 amax = 0;
 #pragma unroll 1
   for (u32 t = blockIdx.x; t < p.tiles; t += gridDim.x) {
@@ -68,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4)
 #define ANY_COLS 64
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) amax_any(const __grid_constant__ AmaxParams p) {
+  after_previous();
   u32 tx = threadIdx.x & 63, ty = threadIdx.x >> 6, amax = 0;
 #pragma unroll 1
   for (u32 t = blockIdx.x; t < p.tiles; t += gridDim.x) {

@@ -181,6 +181,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
 #define BLOCKS_PER_PROCESSOR (IN == DT_F32 ? 2 : (DBIAS ? 3 : 4) - (__CUDA_ARCH__ >= 1000))
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR) cast_tile(const __grid_constant__ CastParams p) {
+  after_previous();
   __shared__ Vec16 shared[TILE * TILE / 16];
   __shared__ u32 part[TILE_THREADS / 32];
   cast_block<OUT, DBIAS != 0>(p, blockIdx.x, gridDim.x, shared, part);
@@ -193,6 +194,7 @@ struct CastPair {
 };
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR) cast_pair(const __grid_constant__ CastPair p) {
+  after_previous();
   __shared__ Vec16 shared[TILE * TILE / 16];
   __shared__ u32 part[TILE_THREADS / 32];
   if (blockIdx.x < p.blocks) cast_block<OUT, DBIAS != 0>(p.first, blockIdx.x, p.blocks, shared, part);
@@ -203,6 +205,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR)
 #define ANY_COLS 64
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) cast_any(const __grid_constant__ CastParams p) {
+  after_previous();
   if (p.skip && *p.skip) return;
   __shared__ u8 tile[TILE][ANY_COLS + 4];  // pitch of 17 words: reads down a column touch every bank once
   __shared__ u32 part[TILE_THREADS / 32];

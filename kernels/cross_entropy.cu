@@ -120,6 +120,7 @@ DEVICE void put_remote(const Part *place, u32 rank, const Part &p) {
 #endif
 
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) cross_entropy_row(const __grid_constant__ Args a) {
+  after_previous();
   __shared__ float part[3][32];
   const u32 T = blockDim.x, t = threadIdx.x;
   const u32 row32 = blockIdx.x / a.blocks, rank = blockIdx.x - row32 * a.blocks;
@@ -225,6 +226,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) cross_entr
 }
 
 extern "C" __global__ void __launch_bounds__(LOOP_THREADS) cross_entropy_loop(const __grid_constant__ Args a) {
+  after_previous();
   constexpr int STRETCH = 4;
   __shared__ float part[3][32];
   constexpr i64 step = (i64)LOOP_THREADS * N;
@@ -300,6 +302,7 @@ struct ScaleArgs {
 };
 
 extern "C" __global__ void __launch_bounds__(LOOP_THREADS) scale_rows(const __grid_constant__ ScaleArgs a) {
+  after_previous();
   constexpr i64 step = (i64)LOOP_THREADS * N;
   // One scale for all: nothing to walk over.
   if (a.stride == 0 && *a.scale == 1.0f) return;

@@ -12,6 +12,7 @@ struct DbiasParams {
 };
 
 extern "C" __global__ void __launch_bounds__(256) dbias_finish(const __grid_constant__ DbiasParams p) {
+  after_previous();
   __shared__ float part[8][32];
   u32 tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
   i64 col = (i64)blockIdx.x * 32 + tx;

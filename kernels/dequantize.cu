@@ -48,6 +48,7 @@ DEVICE Vec16 pack_16(u32 lo, u32 hi, float factor) {
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) dequantize_tile(const __grid_constant__ DequantizeParams p) {
+  after_previous();
   u32 index = blockIdx.x;
   i64 row = (i64)(index / p.col_tiles) * TILE + tile_row(), col0 = (i64)(index % p.col_tiles) * TILE;
   u32 code[8][2];
@@ -84,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) dequantize_tile(const
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) dequantize_tile_t(const __grid_constant__ DequantizeParams p) {
+  after_previous();
   __shared__ Vec16 shared[TILE * TILE / 16];
   u8 *tile = (u8 *)shared;
   u32 index = blockIdx.x;
@@ -126,6 +128,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) dequantize_tile_t(con
 #define ANY 64
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) dequantize_any(const __grid_constant__ DequantizeParams p) {
+  after_previous();
   __shared__ u8 tile[ANY][ANY + 4];
   u32 index = blockIdx.x, tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
   i64 row0 = (i64)(index / p.col_tiles) * ANY, col0 = (i64)(index % p.col_tiles) * ANY;

@@ -112,6 +112,7 @@ template <int W> DEVICE void put_sums(const DropoutParams &p, const float (&sum)
 }
 
 extern "C" __global__ void __launch_bounds__(256, BLOCKS) dropout(const __grid_constant__ DropoutParams p) {
+  after_previous();
   const u32 row_tile = blockIdx.x / p.col_tiles, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * (32 * V), col = col0 + lane * V;
   const bool draw = p.keep == KEEP_DRAW, inside = col < p.cols, inside_last = col < p.last;
@@ -192,6 +193,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) dropout(const __grid_c
 }
 
 extern "C" __global__ void __launch_bounds__(256) dropout_any(const __grid_constant__ DropoutParams p) {
+  after_previous();
   const u32 row_tile = blockIdx.x / p.col_tiles, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * 256, col = col0 + lane * 8;
   float bias[8], sum[8] = {};

@@ -8,6 +8,7 @@
 #include "common/gemm_epilogue.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2) gemm_epilogue_only(const GemmOut out, const i64 m, const i64 n) {
+  after_previous();
   __shared__ alignas(16) float zeros[STAGE_FLOATS];
   for (u32 i = threadIdx.x; i < STAGE_FLOATS; i += 256) zeros[i] = 0.0f;
   __syncthreads();

@@ -40,6 +40,7 @@ template <int ROWS> DEVICE void load_tile(u32 dst, const u8 *base, i64 pitch, i6
 extern "C" __global__ void __launch_bounds__(THREADS)
 gemm_mma(const u8 *a, const u8 *b, const i64 pitch_a, const i64 pitch_b, const GemmOut out, const i32 m, const i32 n, const i64 k,
          const u32 tiles_m, const u32 tiles_n, const u32 group) {
+  after_previous();
   extern __shared__ u8 raw[];
   const u32 smem = smem_u32(raw);
   const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wm = warp % WARPS_M, wn = warp / WARPS_M;

@@ -94,6 +94,7 @@ DEVICE Vec16 decode8(u32 q0, u32 q1) { return {{decode2(q0), decode2(q0 >> 16), 
 
 extern "C" __global__ void BOUNDS
 gemm_pack(const u8 *in, u8 *out, const i64 rows, const i64 k, const i64 ld, const i64 pitch, const u32 tx_log, const u32 blocks_k) {
+  after_previous();
   const u32 bk = blockIdx.x % blocks_k, br = blockIdx.x / blocks_k;
   const i64 v = ((i64)bk << tx_log) + (threadIdx.x & ((1u << tx_log) - 1u));
   const u32 ty = 256u >> tx_log;
@@ -135,6 +136,7 @@ gemm_pack(const u8 *in, u8 *out, const i64 rows, const i64 k, const i64 ld, cons
 
 extern "C" __global__ void BOUNDS
 gemm_pack(const u8 *in, u8 *out, const i64 rows, const i64 k, const i64 ld, const i64 pitch, const u32 tx_log, const u32 blocks_k) {
+  after_previous();
   (void)tx_log;
   // Word (row, 32-bit word of k). A pitch of 33 words: writes go to E*lane_r + lane_k, reads to row + 4*vector, all 32 banks both times.
   __shared__ u32 tile[SIDE * 33];

@@ -74,6 +74,7 @@ template <int DT, int SIDE> struct Fetch {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gemm_simt(const void *a, const void *b, const i64 row_a, const i64 k_a, const i64 row_b, const i64 k_b, const GemmOut out, const i32 m, const i32 n,
           const i64 k, const u32 tiles_m, const u32 tiles_n, const u32 group) {
+  after_previous();
   __shared__ alignas(16) float buf[2 * BUFFER];
   const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wm = warp % WARPS_M, wn = warp / WARPS_M, lr = lane >> 3, lc = lane & 7;
   u32 tm, tn;

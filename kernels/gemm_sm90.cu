@@ -62,6 +62,7 @@ struct Ring {
 extern "C" __global__ void __launch_bounds__(384, 1)
 gemm_sm90(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b, const GemmOut out, const i32 m, const i32 n, const i32 k,
           const u32 tiles_m /* rounded up to a multiple of CLUSTER */, const u32 tiles_n, const u32 group) {
+  after_previous();
   extern __shared__ u8 raw[];
   u8 *smem = raw + ((1024u - (smem_u32(raw) & 1023u)) & 1023u);
   const u32 tiles = smem_u32(smem);

@@ -138,6 +138,7 @@ DEVICE double block_sum(double v) {
 }
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS, 6) grad_norm(const __grid_constant__ GradNormParams p) {
+  after_previous();
   Sums s = {};
   // Whose the next block is, is asked for ahead.
   u32 next = blockIdx.x < p.blocks ? p.map[blockIdx.x] : 0;
@@ -212,6 +213,7 @@ template <int DT> DEVICE void scale_vectors(float factor, const Stretch &t, i64 
 }
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS) grad_scale(const __grid_constant__ GradScaleParams p) {
+  after_previous();
   float factor = *p.factor;
   if (factor == 1.0f) return;
   u32 index = p.map[blockIdx.x];

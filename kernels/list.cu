@@ -14,6 +14,7 @@ struct ListWrite {
 };
 
 extern "C" __global__ void __launch_bounds__(256) list_write(const __grid_constant__ ListWrite p) {
+  after_previous();
   for (u32 i = threadIdx.x; i < p.count; i += 256) p.to[i] = p.words[i];
 }
 
@@ -24,6 +25,7 @@ struct ListMap {
 };
 
 extern "C" __global__ void __launch_bounds__(256) list_map(const __grid_constant__ ListMap p) {
+  after_previous();
   const u32 *entry = (const u32 *)(p.entries + blockIdx.x * p.stride);
   u32 first = entry[0], blocks = entry[1];
   for (u32 i = threadIdx.x; i < blocks; i += 256) p.map[(u64)first + i] = blockIdx.x;

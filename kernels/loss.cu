@@ -37,6 +37,7 @@ template <class V> DEVICE V block_total(V v) {
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK) loss_count(const __grid_constant__ Args a) {
+  after_previous();
   u64 n = 0;
 #pragma unroll 8
   for (i64 i = threadIdx.x; i < a.tokens; i += BLOCK) n += target_at(a, i) != a.ignore;
@@ -45,6 +46,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) loss_count(const __grid_cons
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK) loss_total(const __grid_constant__ Args a) {
+  after_previous();
   double s = 0.0;
 #pragma unroll 8
   for (i64 i = threadIdx.x; i < a.tokens; i += BLOCK) s += (double)a.loss[i];
@@ -53,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK) loss_total(const __grid_cons
 }
 
 extern "C" __global__ void __launch_bounds__(256) loss_combine(const __grid_constant__ Args a) {
+  after_previous();
   for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < a.tokens; i += (i64)gridDim.x * 256) {
     Part p = {NEG_INF, 0.0f, 0.0f, 0.0f};
     for (i64 r = 0; r < a.ranks; r++) p.most = fmaxf(p.most, a.partials[r * a.rank_stride + 4 * i]);

@@ -200,6 +200,7 @@ DEVICE u32 cast_any(const MultiCastParams &p, const CastEntry &e, u32 index, u32
 #define BLOCKS_PER_PROCESSOR (3 - (__CUDA_ARCH__ >= 1000))
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR) multi_cast(const __grid_constant__ MultiCastParams p) {
+  after_previous();
   if (p.skip && *p.skip) return;
   __shared__ Vec16 shared[TILE * TILE / 16];
   __shared__ u32 part[LIST_THREADS / 32];
@@ -271,6 +272,7 @@ DEVICE u32 amax_any(const CastEntry &e, u32 block) {
 }
 
 extern "C" __global__ void __launch_bounds__(LIST_THREADS, 3) multi_amax(const __grid_constant__ MultiCastParams p) {
+  after_previous();
   if (p.skip && *p.skip) return;
   u32 index = p.map[blockIdx.x];
   const CastEntry &e = p.entries[index];

@@ -39,6 +39,7 @@ struct Args {
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps. Dynamic shared memory: stages * 2 (with dsum: 3) * SLOTS * 16 bytes a
 // thread, and behind it 4 bytes a column of one group's threads; at least 8 (RMSNorm: 4) bytes a column of all groups' threads.
 extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) {
+  after_previous();
   extern __shared__ Vec16 ring[];
   __shared__ Pair part[2][16];
   const u32 T = a.warps * 32, group = threadIdx.x / T, groups = blockDim.x / T, t = threadIdx.x - group * T;

@@ -29,6 +29,7 @@ DEVICE const void *row_of(const void *p, int dt, i64 row, i64 ld) { return (cons
 DEVICE float weight_of(const Args &a, i64 i) { return a.gamma ? load_as(a.gamma, a.gamma_dt, i) + (a.zero_centered ? 1.0f : 0.0f) : 1.0f; }
 
 extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_dx(const Args a) {
+  after_previous();
   __shared__ Pair part[2][32];
   const float inv_n = 1.0f / (float)a.hidden;
   u32 turn = 0;
@@ -68,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_dx(const Args a) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2) norm_bwd_params(const Args a) {
+  after_previous();
   __shared__ Pair part[8][33];
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 col = (i64)blockIdx.x * 32 + lane, slab = (a.rows + gridDim.y - 1) / gridDim.y;
@@ -100,6 +102,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) norm_bwd_params(const Args 
 // blockIdx.y: which gradient. `stride`: from one row of partial sums to the next.
 extern "C" __global__ void __launch_bounds__(1024) norm_param_sum(const float *partial, i64 count, i64 stride, i64 hidden, void *dgamma, int dgamma_dt,
                                                                   void *dbeta, int dbeta_dt) {
+  after_previous();
   __shared__ float part[32][33];
   void *out = blockIdx.y ? dbeta : dgamma;
   if (!out) return;

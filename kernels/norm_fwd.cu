@@ -133,13 +133,14 @@ template <bool VEC> DEVICE void loop(const Args &a) {
 }
 
 // hidden is a multiple of N; everything is aligned for vectors.
-extern "C" __global__ void __launch_bounds__(512, 1) norm_fwd_loop_vec(const Args a) { loop<true>(a); }
-extern "C" __global__ void __launch_bounds__(512, 1) norm_fwd_loop(const Args a) { loop<false>(a); }
+extern "C" __global__ void __launch_bounds__(512, 1) norm_fwd_loop_vec(const Args a) { after_previous(); loop<true>(a); }
+extern "C" __global__ void __launch_bounds__(512, 1) norm_fwd_loop(const Args a) { after_previous(); loop<false>(a); }
 
 #elif KERNEL == 1
 // ---------------------------------------------------------------- transposed only
 // Grid: 64 rows along x, shares of the columns along y. a.warps is 1 where rows can be read as vectors.
 extern "C" __global__ void __launch_bounds__(256) norm_fwd_transposed(const Args a) {
+  after_previous();
   __shared__ Stats stats[TILE];
   __shared__ u8 tile[TILE][TILE + 4];
   __shared__ u32 part[32];
@@ -185,6 +186,7 @@ extern "C" __global__ void __launch_bounds__(256) norm_fwd_transposed(const Args
 // ---------------------------------------------------------------- residual
 // One block per row, one after the other.
 extern "C" __global__ void __launch_bounds__(512) norm_fwd_add(const Args a) {
+  after_previous();
   for (i64 row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const TX *x = a.x + row * a.ldx, *residual = a.residual + row * a.ld_residual;
     TX *sum = a.sum + row * a.ld_sum;

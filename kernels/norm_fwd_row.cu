@@ -24,6 +24,7 @@ template <class F> DEVICE void with_output(int dt, F f) {
 
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps; everything is aligned for vectors. Four warps a block where `warps` is 1.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1) norm_fwd_row(const Args a) {
+  after_previous();
   alignas(16) __shared__ float parts[3][32];
   const bool alone = a.warps == 1;  // no barrier is met
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;

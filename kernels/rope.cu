@@ -49,6 +49,7 @@ template <int N> DEVICE void entries(const float *at, float *to) {
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4) rope(const __grid_constant__ RopeParams p) {
+  after_previous();
   RopeToken t;
   if (!rope_token(p, t)) return;
   const u32 pairs = (u32)(p.rotary_dim / (2 * V));

@@ -16,6 +16,7 @@ DEVICE float value_of(i32 type, u32 bits) { return type == DT_F32 ? float_of(bit
 DEVICE u32 encoded(i32 type, float v) { return type == DT_F32 ? bits_of(v) : type == DT_BF16 ? f32_to_bf16(v) : f32_to_f16(v); }
 
 extern "C" __global__ void __launch_bounds__(256) rope_any(const __grid_constant__ RopeParams p, const i32 kind, const i32 type) {
+  after_previous();
   RopeToken t;
   if (!rope_token(p, t)) return;
   const u32 half = (u32)(p.rotary_dim / 2);

@@ -99,10 +99,11 @@ template <bool DENSE> DEVICE void warp_per_slot(const ScalingParams &p) {
   count_update(p);
 }
 
-extern "C" __global__ void __launch_bounds__(256) scaling_rows(const __grid_constant__ ScalingParams p) { warp_per_slot<true>(p); }
-extern "C" __global__ void __launch_bounds__(256) scaling_any(const __grid_constant__ ScalingParams p) { warp_per_slot<false>(p); }
+extern "C" __global__ void __launch_bounds__(256) scaling_rows(const __grid_constant__ ScalingParams p) { after_previous(); warp_per_slot<true>(p); }
+extern "C" __global__ void __launch_bounds__(256) scaling_any(const __grid_constant__ ScalingParams p) { after_previous(); warp_per_slot<false>(p); }
 
 extern "C" __global__ void __launch_bounds__(1024) scaling_cols(const __grid_constant__ ScalingParams p) {
+  after_previous();
   const u32 BATCH = 16;  // 64 registers per thread
   __shared__ u32 part[32][32];
   u32 tx = threadIdx.x & 31, ty = threadIdx.x >> 5;

@@ -174,8 +174,8 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row(const __grid_constant__ Args a) { forward_row<false>(a); }
-extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row_masked(const __grid_constant__ Args a) { forward_row<true>(a); }
+extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row(const __grid_constant__ Args a) { after_previous(); forward_row<false>(a); }
+extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row_masked(const __grid_constant__ Args a) { after_previous(); forward_row<true>(a); }
 
 template <bool MASKED> DEVICE void forward_loop(const Args &a) {
   __shared__ float part[2][32];
@@ -240,6 +240,7 @@ template <bool MASKED> DEVICE void forward_loop(const Args &a) {
 }
 
 extern "C" __global__ void __launch_bounds__(LOOP_THREADS) softmax_fwd_loop(const __grid_constant__ Args a) {
+  after_previous();
   if (a.mask) forward_loop<true>(a);
   else forward_loop<false>(a);
 }
@@ -263,6 +264,7 @@ DEVICE void gradient(const Args &a, const Vec16 &y, const Vec16 &dy, float sum, 
 }
 
 extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_constant__ Args a) {
+  after_previous();
   __shared__ float part[32];
   const Group g(a);
   const bool there = g.row < a.rows;
@@ -302,6 +304,7 @@ extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_
 }
 
 extern "C" __global__ void __launch_bounds__(LOOP_THREADS) softmax_bwd_loop(const __grid_constant__ Args a) {
+  after_previous();
   __shared__ float part[32];
   constexpr i64 step = (i64)LOOP_THREADS * N;
 #pragma unroll 1

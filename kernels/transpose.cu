@@ -20,6 +20,7 @@ DEVICE void copy_scale_inv(const TransposeParams &p) {
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) transpose_tile(const __grid_constant__ TransposeParams p) {
+  after_previous();
   __shared__ Vec16 shared[TILE * TILE / 16];
   u8 *tile = (u8 *)shared;
   i64 row0 = (i64)(blockIdx.x / p.col_tiles) * TILE, col0 = (i64)(blockIdx.x % p.col_tiles) * TILE;
@@ -41,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) transpose_tile(const 
 #define ANY 64
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) transpose_any(const __grid_constant__ TransposeParams p) {
+  after_previous();
   __shared__ u8 tile[ANY][ANY + 4];
   copy_scale_inv(p);
   if (p.empty) return;

@@ -160,6 +160,18 @@ template <int THREADS> DEVICE u32 block_max(u32 v) {
 // Recording: the maximum with what the slot holds; a NaN is recorded as 0x7FFFFFFF, whatever its payload was.
 DEVICE void record_amax(float *slot, u32 bits) { atomicMax((u32 *)slot, bits > 0x7F800000u ? 0x7FFFFFFFu : bits); }
 
+// ---------------------------------------------------------------- order of kernels
+// The first statement of every kernel. From sm_90 on kernels are launched as programmatic dependents: the blocks of one take their
+// places while the last blocks of the kernel before it in the stream still run, which hides the launch (1 to 2 us). The first
+// instruction lets the next kernel do the same as soon as every block of this one has begun; the second waits until all that was
+// enqueued before has ended and is visible. Nothing may be read, written or returned from ahead of it.
+DEVICE void after_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---------------------------------------------------------------- memory access
 DEVICE Vec16 ld16(const void *p) { Vec16 v; asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
 // Read once, not kept in L1.

@@ -38,7 +38,7 @@ static void use(nvte_context_t ctx) {
   FAILS(NVTE_ERROR_NOT_CAPTURABLE, "capturing", nvte_cast_to_fp8(ctx, &in, &out, NULL));
   setenv("FAKE_FAILS", "cuModuleLoadData", 1);
   FAILS(NVTE_ERROR_CUDA, "cuModuleLoadData returned 12345", nvte_cast_to_fp8(ctx, &in, &out, NVTE_STREAM_PREPARE));
-  setenv("FAKE_FAILS", "cuLaunchKernel", 1);
+  setenv("FAKE_FAILS", "cuLaunchKernelEx", 1);
   OK(nvte_cast_to_fp8(ctx, &in, &out, NVTE_STREAM_PREPARE));
   FAILS(NVTE_ERROR_CUDA, "12345", nvte_cast_to_fp8(ctx, &in, &out, NULL));
   CHECK(nvte_last_error_code() == 12345);

@@ -112,4 +112,4 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
   ANSWER("cuModuleGetFunction");
 }
 
-int cuLaunchKernel(void) { ANSWER("cuLaunchKernel"); }
+int cuLaunchKernelEx(void) { ANSWER("cuLaunchKernelEx"); }

@@ -60,7 +60,6 @@ table! {
     module_load_data = c"cuModuleLoadData": fn(*mut Handle, *const c_void);
     module_get_function = c"cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
     func_set_attribute = c"cuFuncSetAttribute": fn(Handle, c_int, c_int);
-    launch_kernel = c"cuLaunchKernel": fn(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
     launch_kernel_ex = c"cuLaunchKernelEx": fn(*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
     stream_is_capturing = c"cuStreamIsCapturing": fn(Handle, *mut c_int);
     thread_exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode": fn(*mut c_int);

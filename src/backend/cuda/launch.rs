@@ -68,27 +68,31 @@ impl<'a> Queue<'a> {
     unsafe fn enqueue(&self, f: Function, l: &Launch, arguments: &mut [*mut c_void], entry: &str) -> Result<()> {
         let driver = self.backend.driver;
         crate::debug::log(2, || format!("launch {entry} grid {:?} block {} smem {}", l.grid, l.block, l.smem));
-        let [x, y, z] = l.grid;
-        if l.cluster == 1 {
-            // SAFETY: by contract.
-            let code = unsafe {
-                (driver.launch_kernel)(f.0, x, y, z, l.block, 1, 1, l.smem, self.stream.0, arguments.as_mut_ptr(), std::ptr::null_mut())
-            };
-            return driver.check(entry, code);
-        }
+        use cudarc::driver::sys::CUlaunchAttributeID::{
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as DEPENDENT,
+        };
         // SAFETY: plain C structs, for which zeros are valid.
-        let (mut attribute, mut config): (CUlaunchAttribute, CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-        attribute.id = cudarc::driver::sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        attribute.value.clusterDim.x = l.cluster;
-        attribute.value.clusterDim.y = 1;
-        attribute.value.clusterDim.z = 1;
-        (config.gridDimX, config.gridDimY, config.gridDimZ) = (x, y, z);
+        let (mut attributes, mut config): ([CUlaunchAttribute; 2], CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        let mut count = 0;
+        if self.backend.dependent_launch {
+            attributes[count].id = DEPENDENT;
+            attributes[count].value.programmaticStreamSerializationAllowed = 1;
+            count += 1;
+        }
+        if l.cluster != 1 {
+            attributes[count].id = CLUSTER;
+            attributes[count].value.clusterDim.x = l.cluster;
+            attributes[count].value.clusterDim.y = 1;
+            attributes[count].value.clusterDim.z = 1;
+            count += 1;
+        }
+        [config.gridDimX, config.gridDimY, config.gridDimZ] = l.grid;
         (config.blockDimX, config.blockDimY, config.blockDimZ) = (l.block, 1, 1);
         config.sharedMemBytes = l.smem;
         config.hStream = self.stream.0.cast();
-        config.attrs = &mut attribute;
-        config.numAttrs = 1;
-        // SAFETY: by contract; the attribute outlives the call.
+        config.attrs = attributes.as_mut_ptr();
+        config.numAttrs = count as u32;
+        // SAFETY: by contract; the attributes outlive the call.
         driver.check(entry, unsafe { (driver.launch_kernel_ex)(&config, f.0, arguments.as_mut_ptr(), std::ptr::null_mut()) })
     }
 

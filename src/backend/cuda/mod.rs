@@ -62,6 +62,8 @@ pub(crate) struct CudaBackend {
     verified: Box<[AtomicU64; VERIFIED]>,
     /// Shared memory of one block at most, in bytes.
     max_shared_memory: u32,
+    /// Kernels may take their places before the one ahead of them has ended (`after_previous` in the kernels).
+    dependent_launch: bool,
 }
 
 // SAFETY: driver handles are usable from any thread; everything else is Sync by itself.
@@ -102,7 +104,7 @@ impl CudaBackend {
                 "compute capability 8.0 or newer is needed",
             ));
         }
-        let (mut pageable, mut max_shared_memory) = (0, 0);
+        let (mut pageable, mut max_shared_memory, mut version) = (0, 0, 0);
         let mut context = ptr::null_mut();
         // SAFETY: out-pointers; the context is released in `drop`.
         unsafe {
@@ -110,6 +112,8 @@ impl CudaBackend {
             driver.check("cuDeviceGetAttribute", code)?;
             let code = (driver.device_get_attribute)(&mut max_shared_memory, attribute::MAX_SHARED_MEMORY_OPTIN, device);
             driver.check("cuDeviceGetAttribute", code)?;
+            // A driver that does not tell its version is taken for an old one.
+            (driver.driver_get_version)(&mut version);
             driver.check("cuDevicePrimaryCtxRetain", (driver.primary_ctx_retain)(&mut context, device))?;
         }
         let pageable = pageable != 0;
@@ -125,6 +129,8 @@ impl CudaBackend {
             pageable,
             verified: Box::new([const { AtomicU64::new(0) }; VERIFIED]),
             max_shared_memory: max_shared_memory as u32,
+            // Drivers before 12.3 cannot capture such a launch.
+            dependent_launch: arch >= 90 && version >= 12_030 && std::env::var_os("NVTE_NO_PDL").is_none(),
         })
     }
 

@@ -13,6 +13,8 @@ macro_rules! sources {
             pub(crate) fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
+            #[cfg(test)]
+            const ALL: &'static [Self] = &[$(Self::$variant),*];
             pub(crate) fn text(self) -> &'static str {
                 match self { $(Self::$variant => include_str!(concat!("../../../kernels/", $name)),)* }
             }
@@ -68,3 +70,27 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("common/smem.cuh", include_str!("../../../kernels/common/smem.cuh")),
     ("common/tile.cuh", include_str!("../../../kernels/common/tile.cuh")),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::SourceFile;
+
+    /// A kernel launched as a dependent that reads or ends before it has waited would be wrong now and then only.
+    #[test]
+    fn every_kernel_waits_for_the_one_before() {
+        let mut kernels = 0;
+        for file in SourceFile::ALL {
+            for definition in file.text().split("__global__").skip(1) {
+                let body = definition.split_once(") {").expect("a kernel has a body").1;
+                assert!(
+                    body.trim_start().starts_with("after_previous();"),
+                    "{}: {}",
+                    file.name(),
+                    &definition[..120.min(definition.len())]
+                );
+                kernels += 1;
+            }
+        }
+        assert!(kernels >= SourceFile::ALL.len());
+    }
+}
