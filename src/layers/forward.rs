@@ -201,6 +201,15 @@ impl Layer {
             if let Some((view, _)) = norm_out {
                 self.norm(a, &x, view, Ptr::NULL, Ptr::NULL, stream)?;
             }
+            let mut copies = plan.copies;
+            let mut weight = None;
+            if fp8 {
+                let mut jobs = [None; 2];
+                for i in 0..self.count {
+                    (copies[i], jobs[i]) = self.weight_for_forward(a, i, &saved, &plan, cached, cache.as_deref_mut())?;
+                }
+                weight = self.cast_weights(jobs, stream)?;
+            }
             let mut pre = TensorView::new(config.dtype, Ptr::NULL, 0, 0);
             for (i, p) in self.products().iter().enumerate() {
                 let out = if i + 1 == self.count {
@@ -211,10 +220,10 @@ impl Layer {
                 };
                 let from = if i == 0 { &x } else { &pre };
                 if fp8 {
-                    let (copies, weight) = self.weight_for_forward(a, i, &saved, &plan, cached, cache.as_deref_mut())?;
-                    let input = self.fp8_input(a, i, from, &saved, &plan, weight, stream)?;
+                    let input = self.fp8_input(a, i, from, &saved, &plan, weight.take(), stream)?;
                     let (format, _) = self.formats();
-                    let weight = TensorView::new(format, copies.row, p.n, pad(p.k)).with_scaling(Ptr::NULL, copies.scale_inv, Ptr::NULL);
+                    let w = &copies[i];
+                    let weight = TensorView::new(format, w.row, p.n, pad(p.k)).with_scaling(Ptr::NULL, w.scale_inv, Ptr::NULL);
                     self.product(&plan, GemmArgs::new(input, weight, out, config.accumulate[0]), a.biases[i], stream)?;
                 } else {
                     let input = self.high_input(a, i, from, &saved, &plan, stream)?;
@@ -280,8 +289,33 @@ impl Layer {
         }
     }
 
-    /// The input of product `i` in FP8, as the product reads it; the transposed copy goes to `saved`. Casts the weight too, where it is due:
-    /// in the same launch if one kernel serves both.
+    /// Casts the weights that are due, those of an MLP in one launch where one kernel serves them. What can share the launch of the
+    /// caller's x instead is handed back.
+    ///
+    /// # Safety
+    /// As [`Layer::forward`], checked.
+    unsafe fn cast_weights(&self, jobs: [Option<CastJob>; 2], stream: Stream) -> Result<Option<CastJob>> {
+        let given = |job: &CastJob| job.current.is_none();
+        // SAFETY: forwarded contract.
+        unsafe {
+            for job in jobs.iter().flatten() {
+                pad_codes(self, &job.output, stream)?;
+            }
+            match &jobs {
+                [Some(first), Some(second)] if given(first) && given(second) => self.ctx.backend().cast_pair(first, second, stream)?,
+                [Some(only), None] if given(only) && self.config.norm().is_none() => return Ok(Some(*only)),
+                _ => {
+                    for job in jobs.iter().flatten() {
+                        self.cast_and_record(job, stream)?;
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The input of product `i` in FP8, as the product reads it; the transposed copy goes to `saved`. `weight`: a cast that goes with it, in
+    /// the same launch if one kernel serves both.
     ///
     /// # Safety
     /// As [`Layer::forward`], checked.
@@ -303,15 +337,9 @@ impl Layer {
         let ours = i == 1 || self.config.norm().is_some();
         // SAFETY: forwarded contract.
         unsafe {
-            if let Some(weight) = &weight {
-                pad_codes(self, &weight.output, stream)?;
-                if ours || weight.current.is_some() {
-                    self.cast_and_record(weight, stream)?;
-                }
-            }
             match self.current() {
                 None if ours => self.make(a, i, from, delayed, saved, stream)?,
-                None => match weight.filter(|w| w.current.is_none()) {
+                None => match weight {
                     Some(weight) => b.cast_pair(&CastJob::new(*from, delayed), &weight, stream)?,
                     None => b.cast(&CastJob::new(*from, delayed), stream)?,
                 },
