@@ -33,6 +33,7 @@ from gpu_host import section_first, section_host  # noqa: E402
 from gpu_norm import section_residual  # noqa: E402
 from gpu_softmax import section_cross_entropy, section_softmax  # noqa: E402
 from gpu_rope import section_rope  # noqa: E402
+from gpu_sizes import section_sizes  # noqa: E402
 from gpu_multi_cast import section_multi_cast  # noqa: E402
 from gpu_optimizer import section_optimizer  # noqa: E402
 from gpu_timing import (  # noqa: E402
@@ -192,6 +193,8 @@ def section_gemm(run):
 # --------------------------------------------------------------------------------------------------------------------------- casts
 
 CAST_SHAPES = [(4096, 4096), (16384, 4096), (16384, 16384), (12608, 5120)]
+#: The first two fit the chip: x is read once.
+CURRENT_SHAPES = [(12288, 1024), (3152, 4096), *CAST_SHAPES]
 
 
 def torch_cast(x, scale, both):
@@ -212,7 +215,7 @@ def cast_sides(run, rows, cols, both, op):
     return per, sides, made[0]
 
 
-def cast_section(run, name, op, scale_of):
+def cast_section(run, name, op, scale_of, shapes=CAST_SHAPES):
     def shape(rows, cols, both):
         per, sides, (x, q) = cast_sides(run, rows, cols, both, op)
         op(x, q)
@@ -224,7 +227,7 @@ def cast_section(run, name, op, scale_of):
         del want
         memory_row(run, f"{name}{' both' if both else ' row'} {rows}x{cols}", per, sides, {"equal": same})
 
-    for rows, cols in CAST_SHAPES[:2] if run.options.quick else CAST_SHAPES:
+    for rows, cols in shapes[:2] if run.options.quick else shapes:
         for both in (False, True):
             run.row(f"{name} {rows}x{cols} both={both}", lambda: shape(rows, cols, both))
 
@@ -235,7 +238,7 @@ def section_cast(run):
 
 def section_current(run):
     work = torch.empty(max(16, ops.cast_to_fp8_current_workspace("cuda")), device=run.device, dtype=torch.uint8)
-    cast_section(run, "current", lambda x, q: ops.cast_to_fp8_current(x, out=q, workspace=work), lambda x: 448.0 / x.abs().max().float())
+    cast_section(run, "current", lambda x, q: ops.cast_to_fp8_current(x, out=q, workspace=work), lambda x: 448.0 / x.abs().max().float(), CURRENT_SHAPES)
 
 
 # --------------------------------------------------------------------------------------------------------------------------- norms
@@ -456,6 +459,7 @@ SECTIONS = {
     "cross_entropy": section_cross_entropy,
     "dropout": section_dropout,
     "multi_cast": section_multi_cast,
+    "sizes": section_sizes,
 }
 
 
