@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import nvte  # noqa: E402
 import nvte.torch as te  # noqa: E402
-from torch_common import DEVICE, distance, seed  # noqa: E402, F401
+from torch_common import DEVICE, seed  # noqa: E402, F401
 
 SHAPES = [(33,), (20, 33), (4, 3, 5, 5), (1,), (130, 140), (0, 3)]
 
@@ -31,9 +31,15 @@ def twins(dtype=torch.float32):
     return ours, [torch.nn.Parameter(p.detach().clone()) for p in ours]
 
 
+def apart(a, b):
+    """The largest difference, in units of 1 + |b|: a moment whose gradients cancel keeps the rounding errors of gradients near 1."""
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    return float(((a - b).abs() / (1 + b.abs())).max()) if a.numel() else 0.0
+
+
 def assert_near(ours, theirs, bound=2e-6):
     for a, b in zip(ours, theirs):
-        assert distance(a, b) <= bound
+        assert apart(a, b) <= bound
 
 
 @pytest.mark.parametrize("adam_w_mode", [True, False])
@@ -57,7 +63,7 @@ def test_fifty_steps(seed, adam_w_mode, capturable):  # noqa: F811
     for p, q in zip(ours, theirs):
         assert float(a.state[p]["step"]) == float(b.state[q]["step"])
         for name in ("exp_avg", "exp_avg_sq"):
-            assert distance(a.state[p][name], b.state[q][name]) <= 2e-6
+            assert apart(a.state[p][name], b.state[q][name]) <= 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -73,7 +79,7 @@ def test_masters(seed, dtype):  # noqa: F811
         a.step()
         b.step()
     for p, q in zip(ours, theirs):
-        assert distance(a.state[p]["master_param"], q) <= 2e-6
+        assert apart(a.state[p]["master_param"], q) <= 2e-6
         assert torch.equal(p, a.state[p]["master_param"].to(dtype))
         assert a.state[p]["exp_avg"].dtype == torch.float32
 
