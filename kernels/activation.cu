@@ -55,7 +55,7 @@ template <int F> DEVICE void apply(const Function &f, const float (&in)[INPUTS][
 }
 
 // V values to a high-precision output.
-DEVICE void store_high(char *p, i32 type, const float *v, bool past) {
+DEVICE void store_high(char *p, i32 type, const float *v, u64 past) {
   if (type == DT_F32) {
 #pragma unroll
     for (int k = 0; k < V; k += 4) st16(p + 4 * k, Vec16{{bits_of(v[k]), bits_of(v[k + 1]), bits_of(v[k + 2]), bits_of(v[k + 3])}}, past);
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   for (int n = 0; n < LOADS; n++) rows_here[n] = col0 + tile_col<V>(n) < p.hidden ? p.rows : 0;
   const In *x = (const In *)p.x + col0, *dy = (const In *)p.dy + col0;
   const Function f(p.kind);
-  const bool past = beyond_cache(p.rows, p.hidden, HALVES * (FP8 ? (p.y ? 1 : 0) + (p.yt ? 1 : 0) : 2));
+  const u64 past = store_policy(beyond_cache(p.rows, p.hidden, HALVES * (FP8 ? (p.y ? 1 : 0) + (p.yt ? 1 : 0) : 2)));
   float amax = 0.0f, sum[HALVES][8] = {};
 #if FP8
   __shared__ Vec16 tile[HALVES][TILE * TILE / 16];
@@ -180,6 +180,9 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
     for (int i = 0; i < 4; i++) batch[i] = later[i];
 #endif
   }
+  // One barrier for all that the block shares.
+  __shared__ u32 maxima[TILE_THREADS / 32];
+  leave_amax(maxima, amax);
 #if BACKWARD
   // Sixteen row groups per column: two meet in a shuffle, the eight warps in shared memory.
   __shared__ float part[HALVES][8][TILE];
@@ -195,12 +198,6 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   }
 #endif
   __syncthreads();
-#if FP8
-  if (p.yt) {
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden, past);
-  }
-#endif
 #if BACKWARD
   u32 h = threadIdx.x / TILE, c = threadIdx.x % TILE;
   if (p.sums && h < HALVES && col0 + c < p.hidden) {
@@ -210,5 +207,11 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
     p.sums[((i64)row_tile * HALVES + h) * p.hidden + col0 + c] = s;
   }
 #endif
-  finish_amax(p, amax);
+  finish_amax(p, maxima);
+#if FP8
+  if (p.yt) {
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden, past);
+  }
+#endif
 }

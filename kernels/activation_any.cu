@@ -67,6 +67,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) activation_any(const 
   }
   part[0][ty][tx] = sum[0];
   part[1][ty][tx] = sum[1];
+  __shared__ u32 maxima[TILE_THREADS / 32];
+  leave_amax(maxima, amax);
   __syncthreads();
   if (fp8 && p.yt) {
     u32 r = threadIdx.x & (TILE - 1);
@@ -82,5 +84,5 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) activation_any(const 
     for (int k = 0; k < 8; k++) s += part[ty][k][tx];
     p.sums[((i64)row_tile * halves + ty) * p.hidden + col] = s;
   }
-  finish_amax(p, amax);
+  finish_amax(p, maxima);
 }

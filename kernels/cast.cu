@@ -94,24 +94,30 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * TILE, row = row0 + tile_row();
   const int N = 8 / V;  // loads per row
   Vec16 raw[8][N];
-  i64 rows_here[N];     // rows in which the load lies inside the tensor
+  u32 rows_here[N];     // of the thread's eight rows, those in which the load lies inside the tensor
+  const In *x = p.x + row * p.ldx + col0;
 #pragma unroll
   for (int n = 0; n < N; n++) {
     i64 c = col0 + tile_col<V>(n);
-    rows_here[n] = c >= p.cols ? 0 : c < p.last ? p.rows : p.rows - 1;
-    const In *from = p.x + row * p.ldx + c;
+    i64 below = c >= p.cols ? 0 : (c < p.last ? p.rows : p.rows - 1) - row;
+    rows_here[n] = below < 0 ? 0 : (u32)imin(below, 8);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (u32 i = 0; i < 8; i++) {
       raw[i][n] = Vec16{{0, 0, 0, 0}};
-      if (row + i < rows_here[n]) raw[i][n] = ld16_stream(from + i * p.ldx);
+      if (i < rows_here[n]) raw[i][n] = ld16_stream(x + i * p.ldx + tile_col<V>(n));
     }
   }
-  const bool past = beyond_cache(p.rows, p.cols, (p.q ? 1 : 0) + (p.qt ? 1 : 0));
+  const u64 past = store_policy(beyond_cache(p.rows, p.cols, (p.q ? 1 : 0) + (p.qt ? 1 : 0)));
   float scale = scale_of<O>(p, block);
   u32 amax = 0, code[8][2];
   float sum[8] = {};
+  u8 *q = p.q + row * p.ldq + col0;
+  if (!p.q) {
 #pragma unroll
-  for (int i = 0; i < 8; i++) {
+    for (int n = 0; n < N; n++) rows_here[n] = 0;  // of the row-wise codes
+  }
+#pragma unroll
+  for (u32 i = 0; i < 8; i++) {
     float v[8];
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -127,52 +133,44 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
     }
     code[i][0] = f32x4_to_fp8x4<O>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
     code[i][1] = f32x4_to_fp8x4<O>(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale);
+    if (V == 8) {
+      if (i < rows_here[0]) st8(q + i * p.ldq + tile_col<V>(0), Vec8{{code[i][0], code[i][1]}}, past);
+    } else {
+#pragma unroll
+      for (int n = 0; n < N; n++)
+        if (i < rows_here[n]) st4(q + i * p.ldq + tile_col<V>(n), code[i][n]);
+    }
   }
-  if (p.q) {
-    u8 *to = p.q + row * p.ldq + col0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      if (V == 8) {
-        Vec8 both = {{code[i][0], code[i][1]}};
-        if (row + i < rows_here[0]) st8(to + i * p.ldq + tile_col<V>(0), both, past);
-      } else {
-#pragma unroll
-        for (int n = 0; n < N; n++)
-          if (row + i < rows_here[n]) st4(to + i * p.ldq + tile_col<V>(n), code[i][n]);
-      }
-    }
-    if (index == blocks - 1 && threadIdx.x < p.tail) {
-      i64 at = (p.rows - 1) * TILE + p.last + threadIdx.x;
-      float v = Elem<IN>::load(p.x[at]);
-      amax = umax(amax, abs_bits(v));
-      p.q[at] = f32_to_fp8<O>(v * scale);
-    }
+  if (p.q && index == blocks - 1 && threadIdx.x < p.tail) {
+    i64 at = (p.rows - 1) * TILE + p.last + threadIdx.x;
+    float v = Elem<IN>::load(p.x[at]);
+    amax = umax(amax, abs_bits(v));
+    p.q[at] = f32_to_fp8<O>(v * scale);
   }
 #if DBIAS
   // Sixteen row groups per column: two meet in a shuffle, the eight warps in shared memory.
+  __shared__ float sums[TILE_THREADS / 32][TILE];
   if (SUMS) {
-    float *sums = (float *)shared;
-    u32 warp = threadIdx.x >> 5;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       sum[j] += __shfl_xor_sync(0xFFFFFFFFu, sum[j], 16);
-      if ((threadIdx.x & 16) == 0) sums[warp * TILE + tile_col<V>(j >> 2) + (j & 3)] = sum[j];
+      if ((threadIdx.x & 16) == 0) sums[threadIdx.x >> 5][tile_col<V>(j >> 2) + (j & 3)] = sum[j];
     }
-    __syncthreads();
-    i64 col = col0 + threadIdx.x;
-    if (threadIdx.x < TILE && col < p.cols) {
-      float total = 0.0f;
-#pragma unroll
-      for (int w = 0; w < 8; w++) total += sums[w * TILE + threadIdx.x];
-      leave_sum(p, row0 / TILE, col, total);
-    }
-    __syncthreads();
   }
 #endif
   bool record = records_amax(p);
   if (record) leave_amax(part, amax);
   if (p.qt) tile_put<V>(tile, code);
   __syncthreads();
+#if DBIAS
+  i64 col = col0 + threadIdx.x;
+  if (SUMS && threadIdx.x < TILE && col < p.cols) {
+    float total = 0.0f;
+#pragma unroll
+    for (int w = 0; w < TILE_THREADS / 32; w++) total += sums[w][threadIdx.x];
+    leave_sum(p, row0 / TILE, col, total);
+  }
+#endif
   if (record) finish_amax(p, part);
   if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, past);
 }

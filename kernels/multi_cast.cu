@@ -85,7 +85,7 @@ DEVICE u32 codes4(bool e5m2, const float *v, float scale) {
 }
 
 // One tile by vectors. Returns the thread's amax; leaves the transposed codes in `codes`, not yet behind a barrier.
-template <int DT> DEVICE u32 cast_vectors(const MultiCastParams &p, const CastEntry &e, u32 index, u32 block, u8 *codes) {
+template <int DT> DEVICE u32 cast_vectors(const MultiCastParams &p, const CastEntry &e, u32 index, u32 block, u8 *codes, u64 past) {
   typedef typename Elem<DT>::T In;
   const int V = TileVec<DT>::V, N = 8 / V;
   const bool AHEAD = V == 8;  // both halves of the rows are asked for at once
@@ -132,7 +132,7 @@ template <int DT> DEVICE u32 cast_vectors(const MultiCastParams &p, const CastEn
       if (q) {
         u8 *to = q + (first + i) * ldq + at.col0;
         if (V == 8) {
-          if (first + i < rows_here[0]) st8(to + tile_col<V>(0), Vec8{{code[i][0], code[i][1]}});
+          if (first + i < rows_here[0]) st8(to + tile_col<V>(0), Vec8{{code[i][0], code[i][1]}}, past);
         } else {
 #pragma unroll
           for (int n = 0; n < N; n++)
@@ -208,12 +208,14 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR)
   u32 b = p.amaxes ? gridDim.x - 1 - blockIdx.x : blockIdx.x, index = p.map[b];
   const CastEntry &e = p.entries[index];
   const u32 block = b - e.first, type = e.types & 15;
+  // A block writes 16 or 32 KiB.
+  const u64 past = store_policy(gridDim.x > 1024);
   const bool vectors = aligned(e, true), record = e.amax && !p.amaxes;
   u32 amax;
   if (!vectors) amax = cast_any(p, e, index, block, codes);
-  else if (type == DT_F32) amax = cast_vectors<DT_F32>(p, e, index, block, codes);
-  else if (type == DT_BF16) amax = cast_vectors<DT_BF16>(p, e, index, block, codes);
-  else amax = cast_vectors<DT_F16>(p, e, index, block, codes);
+  else if (type == DT_F32) amax = cast_vectors<DT_F32>(p, e, index, block, codes, past);
+  else if (type == DT_BF16) amax = cast_vectors<DT_BF16>(p, e, index, block, codes, past);
+  else amax = cast_vectors<DT_F16>(p, e, index, block, codes, past);
   if (record) {
     amax = warp_max(amax);
     if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = amax;
@@ -225,8 +227,8 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR)
   }
   if (!vectors || !e.qt) return;
   const Place at(e, block);
-  if (type == DT_F32) tile_store_transposed<4>(codes, e.qt, e.ldqt, at.row0, at.col0, e.rows, e.cols);
-  else tile_store_transposed<8>(codes, e.qt, e.ldqt, at.row0, at.col0, e.rows, e.cols);
+  if (type == DT_F32) tile_store_transposed<4>(codes, e.qt, e.ldqt, at.row0, at.col0, e.rows, e.cols, past);
+  else tile_store_transposed<8>(codes, e.qt, e.ldqt, at.row0, at.col0, e.rows, e.cols, past);
 }
 
 template <int DT> DEVICE u32 amax_vectors(const CastEntry &e, u32 block) {

@@ -24,8 +24,13 @@ DEVICE float output_scale(const ActivationParams &p) {
   return scale;
 }
 
-DEVICE void finish_amax(const ActivationParams &p, float amax) {
-  if (!p.amax) return;
-  u32 bits = block_max<TILE_THREADS>(abs_bits(amax));
+// Recording takes one atomic per block: warps leave their maxima before the block's last barrier, the first warp reduces them behind it.
+DEVICE void leave_amax(u32 (&part)[TILE_THREADS / 32], float amax) {
+  u32 bits = warp_max(abs_bits(amax));
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = bits;
+}
+DEVICE void finish_amax(const ActivationParams &p, const u32 (&part)[TILE_THREADS / 32]) {
+  if (!p.amax || threadIdx.x >= 32) return;
+  u32 bits = warp_max(threadIdx.x < TILE_THREADS / 32 ? part[threadIdx.x] : 0u);
   if (threadIdx.x == 0 && bits) record_amax(p.amax, bits);
 }

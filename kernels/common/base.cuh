@@ -191,4 +191,14 @@ DEVICE void st8(void *p, Vec8 v, bool past) {
   else st8(p, v);
 }
 
+// The same as a cache policy, chosen once per kernel: no branch at each store.
+DEVICE u64 evict_first() { u64 r; asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r)); return r; }
+DEVICE u64 evict_normal() { u64 r; asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(r)); return r; }
+DEVICE u64 store_policy(bool past) {
+  u64 first = evict_first(), normal = evict_normal();
+  return past ? first : normal;
+}
+DEVICE void st16(void *p, Vec16 v, u64 policy) { asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1,%2,%3,%4}, %5;" :: "l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]), "l"(policy) : "memory"); }
+DEVICE void st8(void *p, Vec8 v, u64 policy) { asm volatile("st.global.L2::cache_hint.v2.u32 [%0], {%1,%2}, %3;" :: "l"(p), "r"(v.w[0]), "r"(v.w[1]), "l"(policy) : "memory"); }
+
 DEVICE i64 imin(i64 a, i64 b) { return a < b ? a : b; }

@@ -91,7 +91,8 @@ template <int V> DEVICE Vec16 tile_get16(const u8 *tile, u32 c, u32 k) {
 
 // Writes the transposed tile, after a barrier: element (r, c) of the tile whose corner is (row0, col0) goes to out[(col0+c)*ld + row0+r].
 // `out` and `ld` are multiples of 16. A warp writes four segments of 128 bytes at a time.
-template <int V> DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64 col0, i64 rows, i64 cols, bool past = false) {
+template <int V, class Past = bool>
+DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64 col0, i64 rows, i64 cols, Past past = Past()) {
   u32 k = threadIdx.x & 7;
   i64 row = row0 + 16 * k;
   if (row >= rows) return;
