@@ -73,9 +73,9 @@ struct Raw { Vec16 v[INPUTS][LOADS]; };
 // Blocks per multiprocessor, which is to say registers: 64, 80, 128 or 255. Outside sm_90 and sm_100, newer versions of ptxas spill where the
 // erf's longer code meets the most raw data; those devices have less bandwidth per multiprocessor, and one block less still feeds it.
 #define TIGHT (ERF && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200))
+#define TIGHTEST (TIGHT && (INPUTS * LOADS == 6 || (INPUTS * LOADS == 3 && __CUDA_ARCH__ >= 1200)))
 #define EASY (!ERF && LOADS == 1 && __CUDA_ARCH__ == 900)
-#define BLOCKS \
-  (EASY && INPUTS <= 2 ? 4 - BACKWARD : INPUTS * LOADS == 1 ? (TIGHT ? 2 : 3) : INPUTS * LOADS == 6 && TIGHT ? 1 : 2)
+#define BLOCKS (EASY && INPUTS <= 2 ? 4 - BACKWARD : INPUTS * LOADS == 1 ? (TIGHT ? 2 : 3) : TIGHTEST ? 1 : 2)
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(const __grid_constant__ ActivationParams p) {
   after_previous();
