@@ -8,8 +8,8 @@
 //
 // Launch: blocks of at most 256 threads, whole tokens per block, grid.y where a token has more work than that. A thread takes the same
 // two vectors (columns V*i and rotary_dim/2 + V*i, which hold V whole pairs in either layout; behind rotary_dim two neighbouring vectors)
-// of HEADS heads, head_step apart, so that a warp covers whole heads that follow each other: 4 loads of 16 bytes under way per thread,
-// issued before the position and the table's entries, which serve all its heads.
+// of HEADS heads, head_step apart, so that a warp covers whole heads that follow each other: 4 loads of 16 bytes under way per thread.
+// The table's entries serve all its heads.
 // Bytes moved: input and output once. The table (4 bytes per rotated element of one head of a token) comes from L1 and L2.
 //
 // Compile-time: X (data type), KIND, HEADS. Needs rotary_dim % (2 * V) == 0, head_dim % V == 0, strides % V == 0, bases on 16 bytes.
@@ -56,31 +56,16 @@ extern "C" __global__ void __launch_bounds__(256, 4) rope(const __grid_constant_
   const bool pair = t.item < pairs;
   // Columns of the two vectors. Behind the rotated part the second may lie past the end of the head.
   const i64 first = pair ? (i64)V * t.item : p.rotary_dim + (i64)(2 * V) * (t.item - pairs);
-  const bool past = beyond_cache(p.tokens, (i64)p.heads * p.head_dim, SIZE);
+  const u64 policy = store_policy(beyond_cache(p.tokens, (i64)p.heads * p.head_dim, SIZE));
   const i64 second = pair ? first + p.rotary_dim / 2 : first + V;
   const bool both = second < p.head_dim;
-  Vec16 raw[HEADS][2];
-  u32 part[HEADS];
-  char *to[HEADS];
-#pragma unroll
-  for (int k = 0; k < HEADS; ++k) {
-    const u32 head = t.head + k * p.head_step;
-    to[k] = nullptr;
-    if (head >= p.heads) continue;
-    u32 number = head;
-    part[k] = 0;
-    if (KIND != ROPE_PLAIN) part[k] = rope_part(p, head, number);
-    const RopeSide &x = p.x[KIND == ROPE_MERGE ? part[k] : 0], &y = p.y[KIND == ROPE_SPLIT ? part[k] : 0];
-    const char *from = x.data + (rope_offset(x, t, KIND == ROPE_MERGE ? number : head) + first) * SIZE;
-    to[k] = y.data + (rope_offset(y, t, KIND == ROPE_SPLIT ? number : head) + first) * SIZE;
-    raw[k][0] = ld16_once(from);
-    if (both) raw[k][1] = ld16_once(from + (second - first) * SIZE);
-  }
-  i64 row = -1;
-  const bool rotated = pair && rope_position(p, t, row);
   // Of the pairs' angles: the two vectors have the same (halves), or one half each (interleaved).
   float c[V], s[V];
-  if (rotated) {
+  bool rotated = false;
+  auto angles = [&] {
+    i64 row = -1;
+    rotated = pair && rope_position(p, t, row);
+    if (!rotated) return;
     if (row < 0) {
 #pragma unroll
       for (int i = 0; i < V; ++i) c[i] = s[i] = NVTE_NAN;
@@ -98,7 +83,28 @@ extern "C" __global__ void __launch_bounds__(256, 4) rope(const __grid_constant_
 #pragma unroll
       for (int i = 0; i < V; ++i) s[i] = -s[i];
     }
+  };
+  // Where the place in the table is not read from memory, the table comes first, and is there when the heads are.
+  const bool known = !p.positions && !p.starts && !p.cu_seqlens;
+  if (known) angles();
+  Vec16 raw[HEADS][2];
+  u32 part[HEADS];
+  char *to[HEADS];
+#pragma unroll
+  for (int k = 0; k < HEADS; ++k) {
+    const u32 head = t.head + k * p.head_step;
+    to[k] = nullptr;
+    if (head >= p.heads) continue;
+    u32 number = head;
+    part[k] = 0;
+    if (KIND != ROPE_PLAIN) part[k] = rope_part(p, head, number);
+    const RopeSide &x = p.x[KIND == ROPE_MERGE ? part[k] : 0], &y = p.y[KIND == ROPE_SPLIT ? part[k] : 0];
+    const char *from = x.data + (rope_offset(x, t, KIND == ROPE_MERGE ? number : head) + first) * SIZE;
+    to[k] = y.data + (rope_offset(y, t, KIND == ROPE_SPLIT ? number : head) + first) * SIZE;
+    raw[k][0] = ld16_once(from);
+    if (both) raw[k][1] = ld16_once(from + (second - first) * SIZE);
   }
+  if (!known) angles();
 #pragma unroll
   for (int k = 0; k < HEADS; ++k) {
     if (!to[k]) continue;
@@ -119,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) rope(const __grid_constant_
       raw[k][0] = narrow(a);
       raw[k][1] = narrow(b);
     }
-    st16(to[k], raw[k][0], past);
-    if (both) st16(to[k] + (second - first) * SIZE, raw[k][1], past);
+    st16(to[k], raw[k][0], policy);
+    if (both) st16(to[k] + (second - first) * SIZE, raw[k][1], policy);
   }
 }

@@ -5,7 +5,7 @@
 // keys j <= i + offset. A hidden element counts as -infinity; a row that has nothing above that is 0.
 //
 //   softmax_fwd_row, _row_masked, softmax_bwd_row
-//     the row in registers, 4 vectors of 16 bytes a thread: 4 to 32 lanes a row and several rows a block of 128, or one block of up to 32
+//     the row in registers, 4 vectors of 16 bytes a thread: 4 to 32 lanes a row and several rows a block of 64, or one block of up to 32
 //     warps a row. Small blocks, many a multiprocessor: what is under way comes from them.
 //   softmax_fwd_loop, softmax_bwd_loop
 //     512 threads a row of any length: maximum and sum in one pass (online), then the row is read again, from L2 where it still lies there.
@@ -104,6 +104,22 @@ DEVICE float power(const Args &a, float f, float base) { return exp2_fast((f - b
 // 1/sum; a row of nothing has the sum 0, and becomes 0. NaN passes.
 DEVICE float inverse(float sum) { return sum == 0.0f ? 0.0f : reciprocal(sum); }
 
+// Writes a vector as store_row does; whole ones by their policy.
+DEVICE void put_row(TX *row, i32 first, i32 n, const float (&f)[N], bool whole, u64 policy) {
+  if (whole && first >= 0 && first + N <= n) st16(row + first, pack<X>(f), policy);
+  else store_row(row, first, n, f, whole);
+}
+
+// Zeros where a row's vectors are hidden as a whole, `step` elements apart from `start` on: written while the visible ones are on their way.
+DEVICE void put_hidden(TX *row, i32 start, i32 step, i32 visible, i32 cols, bool whole, u64 policy) {
+  const float zeros[N] = {};
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    const i32 first = start + i * step;
+    if (first >= visible && first < cols) put_row(row, first, cols, zeros, whole, policy);
+  }
+}
+
 // Which row this thread works on, and as which of how many.
 struct Group {
   u32 T, t;
@@ -134,6 +150,11 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
     const i32 first = start + i * step;
     if (first < n) v[i] = load_row(x, first, n, WORD_NEG_INF ^ a.flip);
   }
+  TX *y = a.y + row * a.ldy;
+  const i32 cols = (i32)a.cols;
+  const bool whole = lead_of(y) == (u32)lead;
+  const u64 policy = store_policy(beyond_cache(a.rows, a.cols, sizeof(TX)));
+  if (there) put_hidden(y, start, step, n, cols, whole, policy);
   if (MASKED) {
 #pragma unroll
     for (int i = 0; i < SLOTS; i++)
@@ -156,21 +177,15 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
     for (int k = 0; k < N; k++) sums[k & 1] += f[i][k] = power(a, f[i][k], base);
   }
   const float inv = inverse(row_total(sums[0] + sums[1], g.T, part[1]));
-  if (!there) return;
-  TX *y = a.y + row * a.ldy;
-  const i32 cols = (i32)a.cols;
-  const bool whole = lead_of(y) == (u32)lead;
 #pragma unroll
   for (int i = 0; i < SLOTS; i++) {
     const i32 first = start + i * step;
-    if (first >= cols) continue;
-    float out[N] = {};
-    if (first < n) {
+    if (first >= n) continue;
+    float out[N];
 #pragma unroll
-      for (int k = 0; k < N; k++) out[k] = f[i][k] * inv;
-      zero_hidden(first, n, out);
-    }
-    store_row(y, first, cols, out, whole);
+    for (int k = 0; k < N; k++) out[k] = f[i][k] * inv;
+    zero_hidden(first, n, out);
+    put_row(y, first, cols, out, whole, policy);
   }
 }
 
@@ -281,25 +296,24 @@ extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_
     v[i] = load_row(y, first, n, 0u);
     w[i] = load_row(dy, first, n, 0u, dy_whole);
   }
+  TX *dx = a.y + row * a.ldy;
+  const i32 cols = (i32)a.cols;
+  const bool whole = lead_of(dx) == (u32)lead;
+  const u64 policy = store_policy(beyond_cache(a.rows, a.cols, sizeof(TX)));
+  if (there) put_hidden(dx, start, step, n, cols, whole, policy);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < SLOTS; i++)
     if (start + i * step < n) sum += dot(v[i], w[i]);
   sum = row_total(sum, g.T, part);
-  if (!there) return;
-  TX *dx = a.y + row * a.ldy;
-  const i32 cols = (i32)a.cols;
-  const bool whole = lead_of(dx) == (u32)lead;
 #pragma unroll
   for (int i = 0; i < SLOTS; i++) {
     const i32 first = start + i * step;
-    if (first >= cols) continue;
-    float out[N] = {};
-    if (first < n) {
-      gradient(a, v[i], w[i], sum, out);
-      zero_hidden(first, n, out);
-    }
-    store_row(dx, first, cols, out, whole);
+    if (first >= n) continue;
+    float out[N];
+    gradient(a, v[i], w[i], sum, out);
+    zero_hidden(first, n, out);
+    put_row(dx, first, cols, out, whole, policy);
   }
 }
 

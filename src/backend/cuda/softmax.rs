@@ -16,7 +16,7 @@ use crate::{
 
 /// Vectors of a thread where the row lies in registers, and threads of a block that has several rows.
 const SLOTS: u64 = 4;
-const SMALL_BLOCK: u32 = 128;
+const SMALL_BLOCK: u32 = 64;
 const LOOP_THREADS: u32 = 512;
 const MAX_GRID_X: u64 = 0x7FFF_FFFF;
 
