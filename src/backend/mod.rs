@@ -73,6 +73,19 @@ pub(crate) trait Backend: Send + Sync {
         // SAFETY: forwarded contract.
         unsafe { self.cast(first, stream).and_then(|()| self.cast(second, stream)) }
     }
+    /// The cast `x` with a given scale and the product `p` of its codes with a weight's as one launch, where that serves; the row-wise codes
+    /// of x are then not written. `w` makes the weight's codes: in the same launch, unless they are to be kept. Where it does not serve,
+    /// whatever `w` and `keep` are, nothing is done and the answer is false.
+    unsafe fn linear_small(
+        &self,
+        _x: &ops::cast::CastJob,
+        _w: Option<&ops::cast::CastJob>,
+        _keep: bool,
+        _p: &ops::gemm::Problem,
+        _stream: Stream,
+    ) -> Result<bool> {
+        Ok(false)
+    }
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()>;
     unsafe fn dropout(&self, job: &ops::dropout::DropoutJob, stream: Stream) -> Result<()>;
     /// Bytes in which column sums of a dropout's gradient `[rows, cols]` are reduced.

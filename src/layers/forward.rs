@@ -220,11 +220,19 @@ impl Layer {
                 };
                 let from = if i == 0 { &x } else { &pre };
                 if fp8 {
-                    let input = self.fp8_input(a, i, from, &saved, &plan, weight.take(), stream)?;
-                    let (format, _) = self.formats();
-                    let w = &copies[i];
-                    let weight = TensorView::new(format, w.row, p.n, pad(p.k)).with_scaling(Ptr::NULL, w.scale_inv, Ptr::NULL);
-                    self.product(&plan, GemmArgs::new(input, weight, out, config.accumulate[0]), a.biases[i], stream)?;
+                    let codes = self.codes(a, i, &saved, &plan);
+                    let factor = |w: TensorView, scale_inv| w.with_scaling(Ptr::NULL, scale_inv, Ptr::NULL);
+                    let input = TensorView::new(codes.dtype, codes.data, t, pad(p.k));
+                    let w = TensorView::new(codes.dtype, copies[i].row, p.n, pad(p.k));
+                    let product = GemmArgs::new(factor(input, codes.scale_inv), factor(w, copies[i].scale_inv), out, config.accumulate[0]);
+                    let product = self.with_bias(&plan, product, a.biases[i]);
+                    let x = CastJob::new(*from, codes);
+                    let alone = config.norm().is_none() && self.current().is_none();
+                    // A small Linear is one launch.
+                    if !(alone && gemm::linear_small(&self.ctx, &x, weight.as_ref(), cached.is_some(), &product, stream)?) {
+                        self.fp8_input(a, i, from, codes, &saved, &plan, weight.take(), stream)?;
+                        multiply(self, &product, stream)?;
+                    }
                 } else {
                     let input = self.high_input(a, i, from, &saved, &plan, stream)?;
                     let ld = if p.n == 1 { p.k } else { a.weights[i].ld };
@@ -232,7 +240,8 @@ impl Layer {
                     if flags.calibrate {
                         self.calibrate(&[(&input, i, 0), (&weight, i, 1)], call.live, stream)?;
                     }
-                    self.product(&plan, GemmArgs::new(input, weight, out, Accumulate::Precise), a.biases[i], stream)?;
+                    let product = GemmArgs::new(input, weight, out, Accumulate::Precise);
+                    multiply(self, &self.with_bias(&plan, product, a.biases[i]), stream)?;
                 }
                 pre = out;
             }
@@ -240,12 +249,8 @@ impl Layer {
         Ok(())
     }
 
-    /// # Safety
-    /// As [`Layer::forward`], checked.
-    unsafe fn product(&self, plan: &ForwardPlan, args: GemmArgs, bias: Ptr, stream: Stream) -> Result<()> {
-        let args = args.with_bias(bias, self.config.param_dtype).with_workspace(plan.gemm, plan.gemm_bytes);
-        // SAFETY: forwarded contract.
-        unsafe { multiply(self, &args, stream) }
+    fn with_bias(&self, plan: &ForwardPlan, args: GemmArgs, bias: Ptr) -> GemmArgs {
+        args.with_bias(bias, self.config.param_dtype).with_workspace(plan.gemm, plan.gemm_bytes)
     }
 
     /// # Safety
@@ -314,8 +319,15 @@ impl Layer {
         Ok(None)
     }
 
-    /// The input of product `i` in FP8, as the product reads it; the transposed copy goes to `saved`. `weight`: a cast that goes with it, in
-    /// the same launch if one kernel serves both.
+    /// The input of product `i` in FP8, by delayed scaling: row-wise for the product, transposed in `saved`.
+    fn codes(&self, a: &ForwardArgs, i: usize, saved: &Saved, plan: &ForwardPlan) -> TensorView {
+        let (t, k) = (a.call.tokens, self.products[i].k);
+        let [s, ..] = self.slots(i);
+        let codes = TensorView::new(self.formats().0, plan.input[i], t, k).with_ld(pad(k)).with_transpose(saved.input[i], pad(t));
+        codes.with_scaling(slot(a.call.scale, s), plan.scale_inv[i], slot(a.call.live, s))
+    }
+
+    /// Fills `codes` of product `i` by the layer's recipe. `weight`: a cast that goes with it, in the same launch if one kernel serves both.
     ///
     /// # Safety
     /// As [`Layer::forward`], checked.
@@ -324,38 +336,34 @@ impl Layer {
         a: &ForwardArgs,
         i: usize,
         from: &TensorView,
+        codes: TensorView,
         saved: &Saved,
         plan: &ForwardPlan,
         weight: Option<CastJob>,
         stream: Stream,
-    ) -> Result<TensorView> {
-        let (t, k, b) = (a.call.tokens, self.products[i].k, self.ctx.backend());
-        let (format, _) = self.formats();
-        let [s, ..] = self.slots(i);
-        let codes = TensorView::new(format, plan.input[i], t, k).with_ld(pad(k)).with_transpose(saved.input[i], pad(t));
-        let delayed = codes.with_scaling(slot(a.call.scale, s), plan.scale_inv[i], slot(a.call.live, s));
+    ) -> Result<()> {
+        let b = self.ctx.backend();
         let ours = i == 1 || self.config.norm().is_some();
         // SAFETY: forwarded contract.
         unsafe {
             match self.current() {
-                None if ours => self.make(a, i, from, delayed, saved, stream)?,
+                None if ours => self.make(a, i, from, codes, saved, stream)?,
                 None => match weight {
-                    Some(weight) => b.cast_pair(&CastJob::new(*from, delayed), &weight, stream)?,
-                    None => b.cast(&CastJob::new(*from, delayed), stream)?,
+                    Some(weight) => b.cast_pair(&CastJob::new(*from, codes), &weight, stream)?,
+                    None => b.cast(&CastJob::new(*from, codes), stream)?,
                 },
                 Some(rule) => {
-                    let unrounded = TensorView::new(Self::UNROUNDED, plan.unrounded, t, k);
+                    let unrounded = TensorView::new(Self::UNROUNDED, plan.unrounded, codes.rows, codes.cols);
                     if ours {
                         self.make(a, i, from, unrounded, saved, stream)?;
                     }
                     let input = if ours { unrounded } else { *from };
-                    let codes = codes.with_scaling(Ptr::NULL, plan.scale_inv[i], Ptr::NULL);
-                    b.cast(&CastJob { current: Some(rule.rule(format)?), workspace: plan.amax, ..CastJob::new(input, codes) }, stream)?
+                    let codes = codes.with_scaling(Ptr::NULL, codes.scale_inv, Ptr::NULL);
+                    b.cast(&CastJob { current: Some(rule.rule(codes.dtype)?), workspace: plan.amax, ..CastJob::new(input, codes) }, stream)?
                 }
             }
-            pad_codes(self, &codes, stream)?;
+            pad_codes(self, &codes, stream)
         }
-        Ok(TensorView::new(format, plan.input[i], t, pad(k)).with_scaling(Ptr::NULL, plan.scale_inv[i], Ptr::NULL))
     }
 
     /// The input of product `i` without FP8.

@@ -7,7 +7,7 @@
 //! Accumulated in f32, the bias added in f32 after scaling, rounded once (NUMERICS sections 5 and 6). Any sizes, strides and
 //! alignments: where the fastest kernel has conditions, another one serves.
 
-use super::check;
+use super::{cast::CastJob, check};
 use crate::{
     context::{Context, Stream},
     error::{Error, Result, Status},
@@ -157,6 +157,25 @@ pub unsafe fn fp8_gemm(ctx: &Context, args: &GemmArgs, stream: Stream) -> Result
     p.check_memory(ctx, args)?;
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { ctx.backend().gemm(&p, stream) }
+}
+
+/// The forward pass of a small Linear in one launch, where the back end has one; says whether it has run. The cast `x` and, where the codes
+/// of the weight are not there yet, the cast `w`, of which `keep` says that its codes are read again; `args` multiplies what they write.
+///
+/// # Safety
+/// See [the module](super). The casts are validated.
+pub(crate) unsafe fn linear_small(
+    ctx: &Context,
+    x: &CastJob,
+    w: Option<&CastJob>,
+    keep: bool,
+    args: &GemmArgs,
+    stream: Stream,
+) -> Result<bool> {
+    let p = Problem::fp8(args)?;
+    p.check_memory(ctx, args)?;
+    // SAFETY: validated; the caller vouches for the pointers.
+    unsafe { ctx.backend().linear_small(x, w, keep, &p, stream) }
 }
 
 /// `D = alpha·(A·Bᵀ) + bias + beta·C` with f32, f16 or bf16 operands, both of one type. f32 is never computed as TF32.

@@ -12,8 +12,18 @@ use rand::{rngs::StdRng, RngExt};
 use rig::{Case, How, Rig, Scaling};
 
 const HIGH: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
-const SHAPES: [(usize, usize, usize); 9] =
-    [(17, 33, 31), (16, 32, 48), (1, 16, 16), (1, 7, 5), (32, 16, 64), (5, 1, 1), (40, 48, 16), (7, 65, 34), (130, 136, 150)];
+const SHAPES: [(usize, usize, usize); 10] = [
+    (17, 33, 31),
+    (16, 32, 48),
+    (1, 16, 16),
+    (1, 7, 5),
+    (32, 16, 64),
+    (5, 1, 1),
+    (40, 48, 16),
+    (7, 65, 34),
+    (130, 136, 150),
+    (70, 208, 90),
+];
 const EMPTY: [(usize, usize, usize); 4] = [(0, 17, 9), (5, 0, 7), (6, 9, 0), (0, 0, 0)];
 const SCALINGS: [Scaling; 3] = [Scaling::None, Scaling::Delayed, Scaling::Current];
 

@@ -15,6 +15,7 @@ pub(crate) mod info;
 mod jit;
 mod launch;
 mod library;
+mod linear;
 mod list;
 mod multi_cast;
 mod norm;
@@ -343,6 +344,18 @@ impl Backend for CudaBackend {
     unsafe fn cast_pair(&self, first: &ops::cast::CastJob, second: &ops::cast::CastJob, stream: Stream) -> Result<()> {
         // SAFETY: as above.
         unsafe { cast::cast_pair(self, first, second, stream) }
+    }
+
+    unsafe fn linear_small(
+        &self,
+        x: &ops::cast::CastJob,
+        w: Option<&ops::cast::CastJob>,
+        keep: bool,
+        product: &ops::gemm::Problem,
+        stream: Stream,
+    ) -> Result<bool> {
+        // SAFETY: as above.
+        unsafe { linear::linear_small(self, x, w, keep, product, stream) }
     }
 
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()> {

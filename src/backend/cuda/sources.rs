@@ -33,6 +33,7 @@ sources! {
     GemmSimt = "gemm_simt.cu",
     GemmSm90 = "gemm_sm90.cu",
     GradNorm = "grad_norm.cu",
+    LinearSmall = "linear_small.cu",
     List = "list.cu",
     MultiCast = "multi_cast.cu",
     NormBwd = "norm_bwd.cu",

@@ -49,6 +49,7 @@ pub fn variants() -> Vec<Variant> {
         super::dequantize::variants(),
         super::gemm::kernels::variants(),
         super::grad_norm::variants(),
+        super::linear::variants(),
         super::list::variants(),
         super::multi_cast::variants(),
         super::norm::variants(),

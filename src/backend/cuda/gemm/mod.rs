@@ -341,6 +341,11 @@ fn fitting(backend: &CudaBackend, p: &Problem) -> Result<OwnArgs> {
     Ok(if needed <= p.workspace_bytes { args } else { own_args(p, Some(OwnKernel::Simt)) })
 }
 
+/// What a kernel with the common epilogue does with its accumulators.
+pub(super) fn epilogue(p: &Problem) -> kernels::GemmOut {
+    own::out(&own_args(p, None), 0, 0)
+}
+
 fn own_args(p: &Problem, force: Option<OwnKernel>) -> OwnArgs {
     // To the own kernels an unknown address may have any alignment; here it is promised to be aligned.
     let operand = |o: &Operand| own::Operand {

@@ -271,7 +271,7 @@ struct Part {
     n: i64,
 }
 
-fn out(g: &OwnArgs, m0: i64, n0: i64) -> GemmOut {
+pub(super) fn out(g: &OwnArgs, m0: i64, n0: i64) -> GemmOut {
     let at = |p: Ptr, ld: i64, t: DType| if p.is_null() { 0 } else { p.0 + ((m0 * ld + n0) * t.size() as i64) as u64 };
     let read_c = g.beta != 0.0;
     GemmOut {
