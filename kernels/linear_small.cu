@@ -2,7 +2,7 @@
 //
 //   qx = encode(x * scale_x), qw = encode(w * scale_w), y = qx . qw^T / (scale_x * scale_w) + bias
 //
-// x [m, k] and w [n, k], K-major, rows multiples of 16 bytes, k a multiple of 16. w is of x's type, or it is codes already. The codes made
+// x [m, k] and w [n, k], K-major, rows multiples of 16 bytes, k a multiple of 8. w is of x's type, or it is codes already. The codes made
 // here stay inside; what backward needs of them, qx transposed [k, ldt] with ldt = m rounded up to 16 (zeros behind m), is written where
 // wanted, and so are the scales that were used and the amaxes. Codes are multiplied as f16, which holds them exactly, with f32
 // accumulators, in an order that depends on neither form of w.

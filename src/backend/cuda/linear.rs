@@ -91,7 +91,9 @@ pub(super) unsafe fn linear_small(
     let dtype = x.input.dtype;
     let read_by_16 = |v: &TensorView| v.data.0 % 16 == 0 && (v.ld * v.dtype.size() as i64) % 16 == 0;
     let products = p.m.saturating_mul(p.n).saturating_mul(p.k);
-    let small = (1..=MOST_PRODUCTS).contains(&products) && p.k <= MOST_K && p.k % 16 == 0;
+    // The rows of the codes are padded with zeros, those of x are not.
+    let k = x.input.cols;
+    let small = (1..=MOST_PRODUCTS).contains(&products) && p.k <= MOST_K && k % 8 == 0;
     let transposed = x.output.data_t.is_null() || x.output.data_t.0 % 16 == 0 && x.output.ld_t % 16 == 0;
     let codes = [p.a.dtype, p.b.dtype] == [DType::E4m3; 2] && p.b.data.0 % 16 == 0 && p.b.ld % 16 == 0;
     if !(small && codes && transposed && p.d_dtype == dtype && read_by_16(&x.input)) {
@@ -124,7 +126,7 @@ pub(super) unsafe fn linear_small(
         ldt: x.output.ld_t,
         m: p.m,
         n: p.n,
-        k: p.k,
+        k,
         tiles_n,
         out: gemm::epilogue(p),
     };
