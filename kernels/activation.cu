@@ -8,7 +8,8 @@
 // the f32 values, and (backward) their column sums over the rows of a tile, which dbias.cu adds up.
 //
 // Launch: 256 threads per tile of 128 x 128 elements of the result (gated backward: of each half), linear grid, tiles of one row strip
-// next to each other. H is a multiple of 8, so a vector never crosses the end of a row. A thread takes its eight rows four at a time
+// next to each other; where that makes few blocks, 64 threads per 16 x 128, each with four rows instead of eight. H is a multiple of 8, so
+// a vector never crosses the end of a row. A thread takes its eight rows four at a time
 // (one loop body: half the code to compile); their loads are issued before anything waits, all eight rows where registers hold them.
 // Bytes moved per element of the result: inputs once, each layout of the output once; column sums add 4/128.
 //
@@ -79,8 +80,10 @@ struct Raw { Vec16 v[INPUTS][LOADS]; };
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(const __grid_constant__ ActivationParams p) {
   after_previous();
+  const bool full = blockDim.x == TILE_THREADS;
+  const u32 height = full ? TILE : blockDim.x / 4;
   u32 row_tile = blockIdx.x / p.col_tiles;
-  i64 row0 = (i64)row_tile * TILE, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE;
+  i64 row0 = (i64)row_tile * height, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE;
   i64 rows_here[LOADS];  // rows in which the load lies inside the tensor
 #pragma unroll
   for (int n = 0; n < LOADS; n++) rows_here[n] = col0 + tile_col<V>(n) < p.hidden ? p.rows : 0;
@@ -111,18 +114,19 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   };
 
   // Neighbouring row groups begin with opposite halves of their rows: see tile_put_half.
-  u32 half = (threadIdx.x >> 4) & 1;
+  const u32 group = threadIdx.x >> 4;
+  u32 quad = full ? 2 * group + (group & 1) : group;
   Raw batch[BATCH];
 #if FLIGHT == 8
   Raw later[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) batch[i] = load(row0 + tile_row() + 4 * half + i);
+  for (int i = 0; i < 4; i++) batch[i] = load(row0 + 4 * quad + i);
 #pragma unroll
-  for (int i = 0; i < 4; i++) later[i] = load(row0 + tile_row() + 4 * (half ^ 1) + i);
+  for (int i = 0; i < 4; i++) later[i] = load(full ? row0 + 4 * (quad ^ 1) + i : p.rows);
 #endif
 #pragma unroll 1
-  for (u32 step = 0; step < 2; step++, half ^= 1) {
-    i64 row = row0 + tile_row() + 4 * half;
+  for (u32 step = 0; step < 1 + full; step++, quad ^= 1) {
+    i64 row = row0 + 4 * quad;
 #if FP8
     u32 code[HALVES][4][2];
 #endif
@@ -172,7 +176,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #if FP8
     if (p.yt) {
 #pragma unroll
-      for (int h = 0; h < HALVES; h++) tile_put_half<V>((u8 *)tile[h], code[h], half);
+      for (int h = 0; h < HALVES; h++) tile_put_half<V>((u8 *)tile[h], code[h], quad & 1, quad >> 1);
     }
 #endif
 #if FLIGHT == 8
@@ -211,7 +215,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #if FP8
   if (p.yt) {
 #pragma unroll
-    for (int h = 0; h < HALVES; h++) tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden, past);
+    for (int h = 0; h < HALVES; h++)
+      tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden, past, height);
   }
 #endif
 }

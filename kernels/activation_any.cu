@@ -1,88 +1,153 @@
-// What activation.cu computes, for tensors of any stride, alignment and mixture of types: single-element accesses.
+// What activation.cu computes, for tensors of any stride, alignment and mixture of types.
 //
-// Launch: 256 threads per tile of 128 rows x 32 columns of the result (gated backward: of each half), linear grid; thread t takes column
-// t % 32 of every eighth row, so that neighbouring lanes stay neighbours in memory. Everything is a uniform branch: one module serves
-// all. It is bound by the number of memory instructions, not by bytes.
+// Launch: 256 threads per tile of 128 x 128 elements of the result (gated backward: of each half), linear grid; warp w takes sixteen rows
+// from 16w on, four at a time, a lane four columns (see quads.cuh). Bytes moved: as in activation.cu.
+// Compile-time: INPUTS, one (forward), two (gated forward, or backward) or three (gated backward). All else is a uniform branch.
 // The same functions as in activation.cu: equal bits for equal inputs.
 #include "common/activation.cuh"
 
-#define ANY_COLS 32
+#define HALVES (INPUTS == 3 ? 2 : 1)
+#define ROWS 4
+// Rows whose loads are under way together.
+#define FLIGHT (INPUTS == 3 ? 2 : 4)
 
-DEVICE float load_any(const void *p, i32 type, i64 i) {
-  if (type == DT_F32) return ((const float *)p)[i];
-  u16 h = ((const u16 *)p)[i];
-  return type == DT_BF16 ? bf16_to_f32(h) : f16_to_f32(h);
-}
+struct Four { float v[4]; };
 
-DEVICE void store_any(void *p, i32 type, i64 i, float v) {
-  if (type == DT_F32) ((float *)p)[i] = v;
-  else ((u16 *)p)[i] = type == DT_BF16 ? f32_to_bf16(v) : f32_to_f16(v);
-}
+// An input: a matrix of f32 or of a 16-bit type.
+struct Input {
+  const u8 *begin, *end;
+  i64 ld;
+  i32 type;
 
-template <bool SLOPE> DEVICE void eval_any(const Function &f, i32 kind, float x, float &value, float &slope) {
-  if (f.rectified) f.eval<FAMILY_RELU, SLOPE>(x, value, slope);
-  else if ((kind & 15) == ACT_GELU_ERF) f.eval<FAMILY_ERF, SLOPE>(x, value, slope);
-  else f.eval<FAMILY_SIGMOID, SLOPE>(x, value, slope);
-}
+  DEVICE Input(const void *p, i32 dtype, i64 stride, i64 rows, i64 cols) {
+    begin = (const u8 *)p, ld = stride, type = dtype;
+    end = begin + ((rows - 1) * ld + cols) * size();
+  }
+  DEVICE i64 size() const { return type == DT_F32 ? 4 : 2; }
+  DEVICE const u8 *at(i64 row, i64 col) const { return begin + (row * ld + col) * size(); }
+  DEVICE void load(u32 (&raw)[4], i64 row, i64 col, u32 n) const {
+    if (type == DT_F32) ((Quad<4> &)raw).load(at(row, col), n, begin, end);
+    else ((Quad<2> &)raw).load(at(row, col), n, begin, end);
+  }
+  DEVICE Four get(u32 (&raw)[4], i64 row, i64 col, u32 n) const {
+    if (type == DT_F32) return Four{{float_of(raw[0]), float_of(raw[1]), float_of(raw[2]), float_of(raw[3])}};
+    u32 w[2];
+    ((Quad<2> &)raw).get(w, at(row, col), n);
+    Four f;
+    if (type == DT_BF16) unpack2<DT_BF16>(w[0], f.v[0], f.v[1]), unpack2<DT_BF16>(w[1], f.v[2], f.v[3]);
+    else unpack2<DT_F16>(w[0], f.v[0], f.v[1]), unpack2<DT_F16>(w[1], f.v[2], f.v[3]);
+    return f;
+  }
+};
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS) activation_any(const __grid_constant__ ActivationParams p) {
-  after_previous();
-  __shared__ u8 tile[2][TILE][ANY_COLS + 4];  // pitch of 9 words: reads down a column touch every bank once
-  __shared__ float part[2][8][ANY_COLS];
-  u32 row_tile = blockIdx.x / p.col_tiles, tx = threadIdx.x & 31, ty = threadIdx.x >> 5;
-  i64 row0 = (i64)row_tile * TILE, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * ANY_COLS, col = col0 + tx;
-  bool fp8 = p.y_type >= DT_E4M3, gated = p.kind >= 16, backward = p.backward;
-  u32 halves = gated && backward ? 2 : 1;
-  float scale = fp8 ? output_scale(p) : 1.0f, amax = 0.0f, sum[2] = {};
-  const Function f(p.kind);
-  u32 rows_here = col < p.hidden ? (u32)imin(TILE, p.rows - row0) : 0;
-#pragma unroll 1
-  for (u32 r = ty; r < rows_here; r += 8) {
-    i64 row = row0 + r;
-    float a = load_any(p.x, p.x_type, row * p.ldx + col), b = gated ? load_any(p.x, p.x_type, row * p.ldx + p.hidden + col) : 1.0f;
-    float v[2] = {}, value, slope;
-    if (backward) {
-      float g = load_any(p.dy, p.dy_type, row * p.lddy + col);
-      eval_any<true>(f, p.kind, a, value, slope);
-      v[0] = __fmul_rn(gated ? __fmul_rn(g, b) : g, slope);
-      if (gated) v[1] = __fmul_rn(g, value);
-    } else {
-      eval_any<false>(f, p.kind, a, value, slope);
-      v[0] = gated ? __fmul_rn(value, b) : value;
-    }
+// Four results (of each half) from four of each input.
+template <int F, bool SLOPE> DEVICE void apply(const Function &f, bool gated, const Four (&in)[INPUTS], Four (&out)[HALVES]) {
 #pragma unroll
-    for (u32 h = 0; h < 2; h++) {
-      if (h >= halves) break;
-      amax = max_nan(amax, fabsf(v[h]));
-      sum[h] += v[h];
-      i64 at = row * p.ldy + h * p.hidden + col;
-      if (!fp8) {
-        store_any(p.y, p.y_type, at, v[h]);
-      } else {
-        u8 code = (u8)f32x4_to_fp8x4_any(p.y_type == DT_E5M2, v[h] * scale, 0.0f, 0.0f, 0.0f);
-        if (p.y) p.y[at] = (char)code;
-        tile[h][r][tx] = code;
+  for (int j = 0; j < 4; j++) {
+    float value, slope, g = in[INPUTS - 1].v[j];
+    f.eval<F, SLOPE>(in[0].v[j], value, slope);
+    if (SLOPE) {
+      if (INPUTS == 3) out[HALVES - 1].v[j] = __fmul_rn(g, value);
+      out[0].v[j] = __fmul_rn(INPUTS == 3 ? __fmul_rn(g, in[INPUTS / 2].v[j]) : g, slope);
+    } else {
+      out[0].v[j] = INPUTS == 2 ? __fmul_rn(value, g) : value;
+    }
+  }
+}
+template <int F> DEVICE void apply(const Function &f, bool backward, const Four (&in)[INPUTS], Four (&out)[HALVES]) {
+  if (INPUTS == 3 || (INPUTS == 2 && backward)) apply<F, INPUTS != 1>(f, INPUTS == 3, in, out);
+  else apply<F, false>(f, INPUTS == 2, in, out);
+}
+
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5 - INPUTS) activation_any(const __grid_constant__ ActivationParams p) {
+  after_previous();
+  __shared__ Vec16 tile[HALVES][TILE * TILE / 16];
+  const u32 row_tile = blockIdx.x / p.col_tiles, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const i64 row0 = (i64)row_tile * TILE, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE, col = col0 + 4 * lane;
+  const bool fp8 = p.y_type >= DT_E4M3, backward = INPUTS == 3 || (INPUTS == 2 && p.backward), gated = INPUTS == 3 || (INPUTS == 2 && !backward);
+  const float scale = fp8 ? output_scale(p) : 1.0f;
+  const Function f(p.kind);
+  const Input x(p.x, p.x_type, p.ldx, p.rows, gated ? 2 * p.hidden : p.hidden), dy(p.dy, p.dy_type, p.lddy, p.rows, p.hidden);
+  const u32 n = quad_size(p.hidden, col), next = quad_size(p.hidden, col + 4);
+  float amax = 0.0f, sum[HALVES][4] = {};
+#pragma unroll 1
+  for (u32 r = 16 * warp; r < 16 * warp + 16; r += ROWS) {
+    const i64 row = row0 + r;
+    if (row >= p.rows) break;
+    u32 raw[FLIGHT][INPUTS][4], code[HALVES][ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+      if (i % FLIGHT == 0) {
+#pragma unroll
+        for (int k = 0; k < FLIGHT; k++) {
+          u32 m = row + i + k < p.rows ? n : 0;
+          x.load(raw[k][0], row + i + k, col, m);
+          if (gated) x.load(raw[k][INPUTS / 2], row + i + k, p.hidden + col, m);
+          if (backward) dy.load(raw[k][INPUTS - 1], row + i + k, col, m);
+        }
+      }
+      u32 m = row + i < p.rows ? n : 0;
+      Four in[INPUTS], out[HALVES];
+      in[0] = x.get(raw[i % FLIGHT][0], row + i, col, m);
+      if (gated) in[INPUTS / 2] = x.get(raw[i % FLIGHT][INPUTS / 2], row + i, p.hidden + col, m);
+      if (backward) in[INPUTS - 1] = dy.get(raw[i % FLIGHT][INPUTS - 1], row + i, col, m);
+      if (f.rectified) apply<FAMILY_RELU>(f, backward, in, out);
+      else if ((p.kind & 15) == ACT_GELU_ERF) apply<FAMILY_ERF>(f, backward, in, out);
+      else apply<FAMILY_SIGMOID>(f, backward, in, out);
+#pragma unroll
+      for (int h = 0; h < HALVES; h++) {
+        const float(&v)[4] = out[h].v;
+#pragma unroll
+        for (int j = 0; j < 4; j++) amax = max_nan(amax, fabsf(v[j])), sum[h][j] += v[j];
+        u32 q[1] = {f32x4_to_fp8x4_any(p.y_type == DT_E5M2, v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale)};
+        code[h][i] = q[0];
+        if (row + i >= p.rows || !p.y) continue;
+        i64 at = (row + i) * p.ldy + h * p.hidden + col;
+        if (fp8) {
+          quad_put<1>((u8 *)p.y + at, q, n, next);
+        } else if (p.y_type == DT_F32) {
+          u32 w[4] = {bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])};
+          quad_put<4>((u8 *)p.y + at * 4, w, n, next);
+        } else {
+          bool bf16 = p.y_type == DT_BF16;
+          u32 w[2] = {bf16 ? pack2<DT_BF16>(v[0], v[1]) : pack2<DT_F16>(v[0], v[1]), bf16 ? pack2<DT_BF16>(v[2], v[3]) : pack2<DT_F16>(v[2], v[3])};
+          quad_put<2>((u8 *)p.y + at * 2, w, n, next);
+        }
+      }
+    }
+    if (fp8 && p.yt) {
+#pragma unroll
+      for (int h = 0; h < HALVES; h++) {
+        transpose4(code[h][0], code[h][1], code[h][2], code[h][3]);
+        u8 *to = (u8 *)tile[h] + 4 * lane * TILE + ((r / 8) ^ tile_key<4>(4 * lane)) * 8 + (r & 4);
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) *(u32 *)(to + j * TILE) = code[h][j];
       }
     }
   }
-  part[0][ty][tx] = sum[0];
-  part[1][ty][tx] = sum[1];
+#if INPUTS > 1
+  __shared__ float part[HALVES][TILE_THREADS / 32][TILE];
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) {
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) part[h][warp][4 * lane + j] = sum[h][j];
+  }
+#endif
   __shared__ u32 maxima[TILE_THREADS / 32];
   leave_amax(maxima, amax);
   __syncthreads();
   if (fp8 && p.yt) {
-    u32 r = threadIdx.x & (TILE - 1);
-    u32 width = (u32)imin(ANY_COLS, p.hidden - col0);
-    if (row0 + r < p.rows) {
-      for (u32 h = 0; h < halves; h++)
-        for (u32 c = threadIdx.x / TILE; c < width; c += 2) p.yt[(h * p.hidden + col0 + c) * p.ldyt + row0 + r] = tile[h][r][c];
-    }
+#pragma unroll 1
+    for (int h = 0; h < HALVES; h++) tile_store_transposed<4>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden);
   }
-  if (p.sums && ty < halves && col < p.hidden) {
+#if INPUTS > 1
+  u32 h = threadIdx.x / TILE, c = threadIdx.x % TILE;
+  if (p.sums && h < HALVES && col0 + c < p.hidden) {
     float s = 0.0f;
 #pragma unroll
-    for (int k = 0; k < 8; k++) s += part[ty][k][tx];
-    p.sums[((i64)row_tile * halves + ty) * p.hidden + col] = s;
+    for (int k = 0; k < TILE_THREADS / 32; k++) s += part[h][k][c];
+    p.sums[((i64)row_tile * HALVES + h) * p.hidden + col0 + c] = s;
   }
+#endif
   finish_amax(p, maxima);
 }

@@ -252,17 +252,7 @@ template <bool VEC> DEVICE void tile(const AdamwParams &p, const AdamwEntry &e, 
     amax = warp_max(threadIdx.x < LIST_THREADS / 32 ? part[threadIdx.x] : 0u);
     if (threadIdx.x == 0 && amax) record_amax(e.amax, amax);
   }
-  if (!qt) return;
-  if (((u64)qt & 15) == 0 && (ldqt & 15) == 0) {
-    tile_store_transposed<4>(codes, qt, ldqt, row0, col0, rows, cols);
-  } else {
-    u32 r = threadIdx.x & (TILE - 1);
-    i64 width = imin(TILE, cols - col0);
-    if (row0 + r < rows)
-#pragma unroll 1
-      for (u32 c = threadIdx.x / TILE; c < width; c += 2)
-        qt[(col0 + c) * ldqt + row0 + r] = codes[code_at(c, r)];
-  }
+  if (qt) tile_store_transposed<4>(codes, qt, ldqt, row0, col0, rows, cols);
 }
 #endif
 

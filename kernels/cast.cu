@@ -1,11 +1,12 @@
 // Casts to FP8: q = encode(f32(x) * scale), row-wise, transposed, or both, with the amax of x; and column sums of x beside it.
 //
 // x: [rows, cols] of IN with row stride ldx; q: [rows, cols], qt: [cols, rows] of OUT. Defines: IN, OUT, DBIAS (1: column sums).
-// One block of 256 threads per 128 x 128 tile: x is read once, codes go out row-wise from registers and transposed through shared
-// memory. Bytes moved per element: sizeof(IN) + 1 per layout; column sums add 4/128.
-//   cast_tile  16-byte accesses: every base and row stride is a multiple of 16 bytes (row-wise codes: of 8), cols of the load.
+// One block of 256 threads per 128 x 128 tile, or, where that makes few blocks, of 64 threads per 32 x 128: x is read once, codes go
+// out row-wise from registers and transposed through shared memory. Bytes moved per element: sizeof(IN) + 1 per layout; column sums add
+// 4/128.
+//   cast_tile  16-byte accesses: base and row stride of x are multiples of 16 bytes (row-wise codes: of 8), cols of the load.
 //              Eight 16-byte loads per thread (f32: sixteen) are issued before anything waits: 128 KiB in flight per multiprocessor.
-//   cast_any   single elements, neighbouring lanes side by side: every other stride and alignment.
+//   cast_any   every other stride and alignment, by way of quads.cuh.
 // A contiguous tensor cast row-wise only arrives as rows of 128 (CastParams::last and ::tail take what is left over).
 //
 // Scale: read from a slot; or, for current scaling, made by every block from the partial amaxes that the amax kernel left. That costs a
@@ -47,7 +48,7 @@ template <int O> DEVICE float scale_of(const CastParams &p, u32 block) {
   }
   __shared__ float shared_scale;
   u32 bits = 0;
-  for (u32 i = threadIdx.x; i < p.partial_count; i += TILE_THREADS) bits = umax(bits, p.partials[i]);
+  for (u32 i = threadIdx.x; i < p.partial_count; i += blockDim.x) bits = umax(bits, p.partials[i]);
   bits = block_max<TILE_THREADS>(bits);
   if (threadIdx.x == 0) {
     float amax = float_of(bits > 0x7F800000u ? 0x7FFFFFFFu : bits);
@@ -72,7 +73,7 @@ DEVICE void leave_amax(u32 (&part)[TILE_THREADS / 32], u32 amax) {
 }
 DEVICE void finish_amax(const CastParams &p, const u32 (&part)[TILE_THREADS / 32]) {
   if (threadIdx.x >= 32) return;
-  u32 amax = warp_max(threadIdx.x < TILE_THREADS / 32 ? part[threadIdx.x] : 0u);
+  u32 amax = warp_max(threadIdx.x < blockDim.x / 32 ? part[threadIdx.x] : 0u);
   if (threadIdx.x == 0 && amax) record_amax(p.amax, amax);
 }
 
@@ -91,7 +92,8 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   if (p.skip && *p.skip) return;
   u8 *tile = (u8 *)shared;
   u32 index = tile_index(p, block, blocks);
-  i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * TILE, row = row0 + tile_row();
+  const u32 height = blockDim.x / 2;
+  i64 row0 = (i64)(index / p.col_tiles) * height, col0 = (i64)(index % p.col_tiles) * TILE, row = row0 + tile_row();
   const int N = 8 / V;  // loads per row
   Vec16 raw[8][N];
   u32 rows_here[N];     // of the thread's eight rows, those in which the load lies inside the tensor
@@ -172,7 +174,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   }
 #endif
   if (record) finish_amax(p, part);
-  if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, past);
+  if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, past, height);
 }
 
 // What fits the registers without spilling; the compilers for 10.x and 12.x want a few more.
@@ -199,57 +201,83 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR)
   else cast_block<DT_E4M3, false>(p.second, blockIdx.x - p.blocks, gridDim.x - p.blocks, shared, part);
 }
 
-// Tile of 128 rows x 64 columns: thread t takes column t % 64 of every fourth row.
-#define ANY_COLS 64
+// Rows of cast_any whose loads are under way together.
+#define FLIGHT 4
+#define W ((int)sizeof(In))
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS) cast_any(const __grid_constant__ CastParams p) {
+// Warp w takes sixteen rows from 16w on, a lane four columns.
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4 - DBIAS) cast_any(const __grid_constant__ CastParams p) {
   after_previous();
   if (p.skip && *p.skip) return;
-  __shared__ u8 tile[TILE][ANY_COLS + 4];  // pitch of 17 words: reads down a column touch every bank once
+  __shared__ Vec16 shared[TILE * TILE / 16];
   __shared__ u32 part[TILE_THREADS / 32];
-  u32 index = tile_index(p, blockIdx.x, gridDim.x), tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
-  i64 row0 = (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * ANY_COLS, col = col0 + tx;
-  // Rows of this tile in which this thread's column exists.
-  i64 rows_here = imin(TILE, (col >= p.cols ? 0 : col < p.last ? p.rows : p.rows - 1) - row0);
-  float scale = scale_of<OUT>(p, blockIdx.x);
+  u8 *tile = (u8 *)shared;
+  const u32 index = tile_index(p, blockIdx.x, gridDim.x), height = blockDim.x / 2, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const i64 row0 = (i64)(index / p.col_tiles) * height, col0 = (i64)(index % p.col_tiles) * TILE, col = col0 + 4 * lane;
+  const u8 *begin = (const u8 *)p.x, *end = begin + ((p.rows - 1) * p.ldx + p.last) * W;
+  const float scale = scale_of<OUT>(p, blockIdx.x);
   u32 amax = 0;
 #if DBIAS
-  float sum = 0.0f;
+  float sum[4] = {};
 #endif
-  const In *from = p.x + (row0 + ty) * p.ldx + col;
-  u8 *to = p.q ? p.q + (row0 + ty) * p.ldq + col : 0;
 #pragma unroll 1
-  for (u32 r = ty; r < TILE; r += 32, from += 32 * p.ldx, to += p.q ? 32 * p.ldq : 0) {
-    float v[8];
+  for (u32 r = 16 * warp; r < 16 * warp + 16; r += FLIGHT) {
+    i64 row = row0 + r;
+    if (row >= p.rows) break;
+    Quad<W> raw[FLIGHT];
+    const u8 *from = begin + (row * p.ldx + col) * W;
+    auto count = [&](int i, i64 first) { return row + i >= p.rows ? 0 : quad_size(row + i == p.rows - 1 ? p.last : p.cols, first); };
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) v[i] = r + 4 * i < rows_here ? Elem<IN>::load(from[4 * i * p.ldx]) : 0.0f;
+    for (int i = 0; i < FLIGHT; i++) raw[i].load(from + i * p.ldx * W, count(i, col), begin, end);
+    u32 code[FLIGHT];
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-      amax = umax(amax, abs_bits(v[i]));
+    for (int i = 0; i < FLIGHT; i++) {
+      u32 w[W], n = count(i, col);
+      float v[4];
+      raw[i].get(w, from + i * p.ldx * W, n);
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        if (W == 4) v[j] = float_of(w[j % W]);
+        else if (j % 2 == 0) unpack2<IN>(w[j / 2], v[j], v[j + 1]);
+      }
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        amax = umax(amax, abs_bits(v[j]));
 #if DBIAS
-      sum += v[i];
+        sum[j] += v[j];
 #endif
-      u8 code = f32_to_fp8<OUT>(v[i] * scale);
-      tile[r + 4 * i][tx] = code;
-      if (p.q && r + 4 * i < rows_here) to[4 * i * p.ldq] = code;
+      }
+      code[i] = f32x4_to_fp8x4<OUT>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
+      if (p.q && row + i < p.rows) {
+        u32 word[1] = {code[i]};
+        quad_put<1>(p.q + (row + i) * p.ldq + col, word, n, count(i, col + 4));
+      }
+    }
+    if (p.qt) {
+      transpose4(code[0], code[1], code[2], code[3]);
+#pragma unroll
+      for (u32 j = 0; j < 4; j++)
+        *(u32 *)(tile + (4 * lane + j) * TILE + ((r / 8) ^ tile_key<4>(4 * lane)) * 8 + (r & 4)) = code[j];
     }
   }
 #if DBIAS
   {
-    __shared__ float sums[4][ANY_COLS];
-    sums[ty][tx] = sum;
+    __shared__ float sums[TILE_THREADS / 32][TILE];
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) sums[warp][4 * lane + j] = sum[j];
     __syncthreads();
-    if (ty == 0 && col < p.cols) leave_sum(p, row0 / TILE, col, sums[0][tx] + sums[1][tx] + sums[2][tx] + sums[3][tx]);
+    i64 c = col0 + threadIdx.x;
+    if (threadIdx.x < TILE && c < p.cols) {
+      float total = 0.0f;
+#pragma unroll
+      for (u32 w = 0; w < TILE_THREADS / 32; w++) total += sums[w][threadIdx.x];
+      leave_sum(p, row0 / TILE, c, total);
+    }
   }
 #endif
   bool record = records_amax(p);
   if (record) leave_amax(part, amax);
   __syncthreads();
   if (record) finish_amax(p, part);
-  if (p.qt) {
-    u32 r = threadIdx.x & (TILE - 1);
-    i64 width = imin(ANY_COLS, p.cols - col0);
-    if (row0 + r < p.rows)
-      for (u32 c = threadIdx.x / TILE; c < width; c += 2) p.qt[(col0 + c) * p.ldqt + row0 + r] = tile[r][c];
-  }
+  if (p.qt) tile_store_transposed<4>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, false, height);
 }

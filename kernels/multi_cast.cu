@@ -42,12 +42,12 @@ struct Place {
   }
 };
 
-// Whether the input can be read, and the codes written, by vectors.
+// Whether the input can be read, and the row-wise codes written, by vectors.
 DEVICE bool aligned(const CastEntry &e, bool outputs) {
   u32 size = type_bytes(e.types & 15), per = 16 / size;
-  u64 in = (u64)e.x | (u64)e.ldx * size, row = e.q ? (u64)e.q | (u64)e.ldq : 0, col = e.qt ? (u64)e.qt | (u64)e.ldqt : 0;
+  u64 in = (u64)e.x | (u64)e.ldx * size, row = e.q ? (u64)e.q | (u64)e.ldq : 0;
   bool good = (in & 15) == 0 && e.cols % per == 0;
-  return good && (!outputs || ((row & (per - 1)) == 0 && (col & 15) == 0));
+  return good && (!outputs || (row & (per - 1)) == 0);
 }
 
 template <int DT> DEVICE void unpack_vector(const Vec16 &raw, float *v) {

@@ -1,9 +1,9 @@
 // Transpose of FP8 codes (bytes of either format): out[c, r] = in[r, c]. in: [rows, cols] with stride ld; out: [cols, rows] with stride ldt.
 // The scale_inv that belongs to the codes is copied along.
 //
-// One block of 256 threads per tile, through shared memory. Bytes moved per element: 2.
-//   transpose_tile  128 x 128, 8-byte loads, 128-byte segments out: `in` and ld are multiples of 8, `out` and ldt of 16, cols of 8.
-//   transpose_any   64 x 64, single bytes: every other stride and alignment.
+// One block of 256 threads per tile of 128 x 128, through shared memory. Bytes moved per element: 2.
+//   transpose_tile  8-byte loads: `in` and ld are multiples of 8, cols too.
+//   transpose_any   every other stride and alignment, by way of quads.cuh.
 #include "common/tile.cuh"
 
 struct TransposeParams {
@@ -39,21 +39,36 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) transpose_tile(const 
   tile_store_transposed<8>(tile, p.out, p.ldt, row0, col0, p.rows, p.cols);
 }
 
-#define ANY 64
-
-extern "C" __global__ void __launch_bounds__(TILE_THREADS) transpose_any(const __grid_constant__ TransposeParams p) {
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4) transpose_any(const __grid_constant__ TransposeParams p) {
   after_previous();
-  __shared__ u8 tile[ANY][ANY + 4];
+  __shared__ Vec16 shared[TILE * TILE / 16];
+  u8 *tile = (u8 *)shared;
   copy_scale_inv(p);
   if (p.empty) return;
-  u32 tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
-  i64 row0 = (i64)(blockIdx.x / p.col_tiles) * ANY, col0 = (i64)(blockIdx.x % p.col_tiles) * ANY;
-  u32 height = (u32)imin(ANY, p.rows - row0), width = (u32)imin(ANY, p.cols - col0);
-  if (tx < width)
-#pragma unroll 4
-    for (u32 r = ty; r < height; r += 4) tile[r][tx] = p.in[(row0 + r) * p.ld + col0 + tx];
+  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const i64 row0 = (i64)(blockIdx.x / p.col_tiles) * TILE, col0 = (i64)(blockIdx.x % p.col_tiles) * TILE, col = col0 + 4 * lane;
+  const u8 *end = p.in + (p.rows - 1) * p.ld + p.cols;
+  const u32 n = quad_size(p.cols, col);
+#pragma unroll 1
+  for (u32 r = 16 * warp; r < 16 * warp + 16; r += 8) {
+    const i64 row = row0 + r;
+    if (row >= p.rows) break;
+    Quad<1> raw[8];
+    u32 code[8];
+    const u8 *from = p.in + row * p.ld + col;
+#pragma unroll
+    for (int i = 0; i < 8; i++) raw[i].load(from + i * p.ld, row + i < p.rows ? n : 0, p.in, end);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      u32 w[1];
+      raw[i].get(w, from + i * p.ld, n);
+      code[i] = w[0];
+    }
+    transpose4(code[0], code[1], code[2], code[3]);
+    transpose4(code[4], code[5], code[6], code[7]);
+#pragma unroll
+    for (u32 j = 0; j < 4; j++) *(Vec8 *)(tile + (4 * lane + j) * TILE + ((r / 8) ^ tile_key<4>(4 * lane)) * 8) = Vec8{{code[j], code[j + 4]}};
+  }
   __syncthreads();
-  if (tx < height)
-#pragma unroll 4
-    for (u32 c = ty; c < width; c += 4) p.out[(col0 + c) * p.ldt + row0 + tx] = tile[tx][c];
+  tile_store_transposed<4>(tile, p.out, p.ldt, row0, col0, p.rows, p.cols);
 }

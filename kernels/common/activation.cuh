@@ -31,6 +31,6 @@ DEVICE void leave_amax(u32 (&part)[TILE_THREADS / 32], float amax) {
 }
 DEVICE void finish_amax(const ActivationParams &p, const u32 (&part)[TILE_THREADS / 32]) {
   if (!p.amax || threadIdx.x >= 32) return;
-  u32 bits = warp_max(threadIdx.x < TILE_THREADS / 32 ? part[threadIdx.x] : 0u);
+  u32 bits = warp_max(threadIdx.x < blockDim.x / 32 ? part[threadIdx.x] : 0u);
   if (threadIdx.x == 0 && bits) record_amax(p.amax, bits);
 }

@@ -147,13 +147,13 @@ DEVICE float warp_sum(float v) {
   for (int o = 16; o; o >>= 1) v += __shfl_xor_sync(0xFFFFFFFFu, v, o);
   return v;
 }
-// All threads of the block call it; thread 0 gets the maximum. THREADS is a multiple of 32, at most 1024.
+// All threads of the block call it; thread 0 gets the maximum. THREADS, the most threads a block has, is a multiple of 32, at most 1024.
 template <int THREADS> DEVICE u32 block_max(u32 v) {
   __shared__ u32 part[THREADS / 32];
   v = warp_max(v);
   if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = v;
   __syncthreads();
-  if (threadIdx.x < 32) v = warp_max(threadIdx.x < THREADS / 32 ? part[threadIdx.x] : 0u);
+  if (threadIdx.x < 32) v = warp_max(threadIdx.x < blockDim.x / 32 ? part[threadIdx.x] : 0u);
   __syncthreads();
   return v;
 }

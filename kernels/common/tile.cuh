@@ -8,7 +8,7 @@
 // position k ^ key(c). With that, the eight-byte writes of a half warp (one k, sixteen keys) and the sixteen-byte reads of a quarter
 // warp (one column) touch every bank once.
 #pragma once
-#include "common/base.cuh"
+#include "common/quads.cuh"
 
 #define TILE 128
 #define TILE_THREADS 256
@@ -62,10 +62,9 @@ template <int V> DEVICE void tile_put(u8 *tile, const u32 (&code)[8][2]) {
   }
 }
 
-// Puts four rows of the thread's codes into the transposed tile: rows 4 * half .. 4 * half + 3 of its eight. Neighbouring
+// Puts four rows of the thread's codes into the transposed tile: rows 4 * half .. 4 * half + 3 of its eight, which begin at 8 k. Neighbouring
 // row groups must write opposite halves at a time; then the four-byte writes of a warp touch every bank once.
-template <int W> DEVICE void tile_put_half(u8 *tile, const u32 (&code)[4][2], u32 half) {
-  u32 k = threadIdx.x >> 4;
+template <int W> DEVICE void tile_put_half(u8 *tile, const u32 (&code)[4][2], u32 half, u32 k = threadIdx.x >> 4) {
 #pragma unroll
   for (u32 h = 0; h < 2; h++) {
     u32 t[4] = {code[0][h], code[1][h], code[2][h], code[3][h]};
@@ -90,22 +89,34 @@ template <int V> DEVICE Vec16 tile_get16(const u8 *tile, u32 c, u32 k) {
 }
 
 // Writes the transposed tile, after a barrier: element (r, c) of the tile whose corner is (row0, col0) goes to out[(col0+c)*ld + row0+r].
-// `out` and `ld` are multiples of 16. A warp writes four segments of 128 bytes at a time.
+// `height`: rows of the tile that are used, a power of two from 16 on; the block has at least twice as many threads. Where `out` and `ld` are
+// multiples of 16 a warp writes four segments of 128 bytes at a time, elsewhere one column.
 template <int V, class Past = bool>
-DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64 col0, i64 rows, i64 cols, Past past = Past()) {
-  u32 k = threadIdx.x & 7;
-  i64 row = row0 + 16 * k;
-  if (row >= rows) return;
+DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64 col0, i64 rows, i64 cols, Past past = Past(), u32 height = TILE) {
+  const u32 width = (u32)imin(TILE, cols - col0), here = (u32)imin(height, rows - row0);
+  out += col0 * ld + row0;
+  if (((u32)(u64)out | (u32)ld) & 15) {
+    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
+    u32 n = quad_size(here, 4 * lane), next = quad_size(here, 4 * lane + 4);
+    u8 *to = out + warp * ld + 4 * lane;
+#pragma unroll 4
+    for (u32 c = warp; c < width; c += warps, to += warps * ld) {
+      u32 word[1] = {*(const u32 *)(tile + c * TILE + ((lane >> 1) ^ tile_key<V>(c)) * 8 + (lane & 1) * 4)};
+      quad_put<1>(to, word, n, next);
+    }
+    return;
+  }
+  u32 chunks = height / 16, k = threadIdx.x & (chunks - 1), r = 16 * k;
+  if (r >= here) return;
 #pragma unroll
   for (u32 i = 0; i < 4; i++) {
-    u32 c = 32 * i + (threadIdx.x >> 3);
-    i64 col = col0 + c;
-    if (col >= cols) break;
-    u8 *to = out + col * ld + row;
-    if (row + 16 <= rows) {
+    u32 c = (threadIdx.x + i * blockDim.x) / chunks;
+    if (c >= width) break;
+    u8 *to = out + c * ld + r;
+    if (r + 16 <= here) {
       st16(to, tile_get16<V>(tile, c, k), past);
     } else {
-      u32 n = (u32)(rows - row), key = tile_key<V>(c);
+      u32 n = here - r, key = tile_key<V>(c);
 #pragma unroll 1
       for (u32 b = 0; b < n; b++) to[b] = tile[c * TILE + ((2 * k + (b >> 3)) ^ key) * 8 + (b & 7)];
     }

@@ -18,10 +18,8 @@ use crate::{
     tensor::{DType, Ptr, TensorView},
 };
 
-/// Rows and columns of a tile of `activation`; rows of one of `activation_any`.
+/// Rows and columns of a tile.
 const TILE: i64 = 128;
-/// Columns of a tile of `activation_any`.
-const ANY_COLS: i64 = 32;
 const THREADS: u32 = 256;
 
 /// A module of `activation.cu`.
@@ -56,19 +54,21 @@ impl KernelSpec for Tile {
     }
 }
 
-/// `activation_any.cu`.
+/// A module of `activation_any.cu`.
 #[derive(Clone, Copy)]
-struct Any;
+struct Any {
+    inputs: u32,
+}
 
 impl KernelSpec for Any {
     const SOURCE: SourceFile = SourceFile::ActivationAny;
 
     fn id(&self) -> u64 {
-        0
+        self.inputs.into()
     }
 
     fn defines(&self) -> Vec<String> {
-        Vec::new()
+        vec![format!("INPUTS={}", self.inputs)]
     }
 
     fn entry(&self) -> &'static str {
@@ -78,7 +78,7 @@ impl KernelSpec for Any {
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {
-    let mut all = vec![Variant::of(&Any)];
+    let mut all: Vec<Variant> = (1..=3).map(|inputs| Variant::of(&Any { inputs })).collect();
     for bits in 0..16 {
         let bit = |i: i32| bits >> i & 1 == 1;
         for input in [DType::F32, DType::F16, DType::Bf16] {
@@ -123,10 +123,9 @@ fn rows_start_on(bytes: u64, data: Ptr, ld: i64, dtype: DType) -> bool {
 fn is_aligned(x: &TensorView, dy: Option<&TensorView>, y: &TensorView, hidden: i64) -> bool {
     let inputs = [Some(x), dy];
     let inputs = inputs.iter().flatten().all(|t| t.dtype == x.dtype && rows_start_on(16, t.data, t.ld, t.dtype));
-    // Codes leave in words of eight, the transposed copy in words of sixteen. A null pointer is a multiple of anything.
+    // Codes leave in words of eight; the transposed copy may lie anywhere. A null pointer is a multiple of anything.
     let row_wise = y.data.is_null() || rows_start_on(if y.dtype.is_fp8() { 8 } else { 16 }, y.data, y.ld, y.dtype);
-    let transposed = y.data_t.is_null() || rows_start_on(16, y.data_t, y.ld_t, y.dtype);
-    hidden % 8 == 0 && inputs && row_wise && transposed
+    hidden % 8 == 0 && inputs && row_wise
 }
 
 /// Forward, or with `dy` backward; `sums`: partial column sums, one row for every 128 rows of the tensor, or null.
@@ -136,10 +135,15 @@ fn is_aligned(x: &TensorView, dy: Option<&TensorView>, y: &TensorView, hidden: i
 unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&TensorView>, y: &TensorView, sums: Ptr) -> Result<()> {
     let hidden = dy.unwrap_or(y).cols;
     let aligned = is_aligned(x, dy, y, hidden);
-    let width = if aligned { TILE } else { ANY_COLS };
     // An empty tensor still gets one block: it writes scale_inv.
     let tiles = |n: i64, of: i64| (n as u64).div_ceil(of as u64).max(1);
-    let (down, across) = (tiles(x.rows, TILE), tiles(hidden, width));
+    let (mut down, across) = (tiles(x.rows, TILE), tiles(hidden, TILE));
+    let mut threads = THREADS;
+    // Few blocks: lower tiles, with half the rows to a thread. Column sums are those of full tiles.
+    if aligned && sums.is_null() && down.saturating_mul(across) < queue.multiprocessors().into() {
+        threads = 64;
+        down = tiles(x.rows, 16);
+    }
     let grid = blocks(down.saturating_mul(across), 0x7FFF_FFFF, "tiles of the tensor")?;
     let params = Params {
         x: x.data,
@@ -163,7 +167,7 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
         col_tiles: across as u32,
         backward: dy.is_some().into(),
     };
-    let launch = Launch::new([grid, 1, 1], THREADS);
+    let launch = Launch::new([grid, 1, 1], threads);
     let backward = dy.is_some();
     if aligned {
         let erf = kind.function() == Activation::GeluErf;
@@ -171,8 +175,9 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
         // SAFETY: the one parameter of `activation`; pointers live by contract.
         unsafe { queue.launch(&spec, &launch, arguments![params]) }
     } else {
+        let spec = Any { inputs: 1 + u32::from(kind.is_gated()) + u32::from(backward) };
         // SAFETY: the one parameter of `activation_any`; pointers live by contract.
-        unsafe { queue.launch(&Any, &launch, arguments![params]) }
+        unsafe { queue.launch(&spec, &launch, arguments![params]) }
     }
 }
 

@@ -156,22 +156,30 @@ struct Pair {
 struct Cut {
     params: Params,
     blocks: u32,
+    /// Threads of a block.
+    threads: u32,
     aligned: bool,
     /// The column sums that a second kernel adds up: those of more than one row of tiles.
     unfinished: Option<BiasGradient>,
 }
 
-fn cut(job: &CastJob) -> Result<Cut> {
-    const ANY_COLS: i64 = 64;
+/// For `multiprocessors` to share out; none: in tiles of full height, whatever their number.
+fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
     let (x, q) = (&job.input, &job.output);
     let dbias = job.dbias.filter(|_| x.cols > 0);
     let at_once = dbias.filter(|_| partial_rows(x.rows) == 1);
     let v = vector(x.dtype);
     let row_wise = [Layout::new(x.data, x.ld, x.dtype, 16), Layout::new(q.data, q.ld, q.dtype, v as u64)];
     let foldable = q.data_t.is_null() && dbias.is_none();
-    let mut walk = Walk::new(x.rows, x.cols, v, &row_wise, foldable, ANY_COLS);
-    walk.aligned &= Layout::new(q.data_t, q.ld_t, q.dtype, 16).aligned(x.cols);
-    let (col_tiles, blocks) = walk.tiles(TILE, if walk.aligned { TILE } else { ANY_COLS })?;
+    let walk = Walk::new(x.rows, x.cols, v, &row_wise, foldable, TILE);
+    // A thread takes the same work in a lower tile, so that is a matter of how many multiprocessors have something to do. Column sums
+    // are those of full tiles.
+    let (mut col_tiles, mut blocks) = walk.tiles(TILE, TILE)?;
+    let mut threads = THREADS;
+    if blocks < multiprocessors && dbias.is_none() {
+        threads = THREADS / 4;
+        (col_tiles, blocks) = walk.tiles(TILE / 4, TILE)?;
+    }
     let params = Params {
         x: x.data,
         q: q.data,
@@ -201,7 +209,7 @@ fn cut(job: &CastJob) -> Result<Cut> {
         accumulate: at_once.is_some_and(|b| b.accumulate).into(),
         pad: 0,
     };
-    Ok(Cut { params, blocks, aligned: walk.aligned, unfinished: dbias.filter(|_| at_once.is_none()) })
+    Ok(Cut { params, blocks, threads, aligned: walk.aligned, unfinished: dbias.filter(|_| at_once.is_none()) })
 }
 
 /// # Safety
@@ -209,7 +217,7 @@ fn cut(job: &CastJob) -> Result<Cut> {
 pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) -> Result<()> {
     let queue = Queue::new(backend, stream)?;
     let (x, q) = (&job.input, &job.output);
-    let Cut { mut params, blocks, aligned, unfinished } = cut(job)?;
+    let Cut { mut params, blocks, threads, aligned, unfinished } = cut(job, queue.multiprocessors())?;
     if job.current.is_some() {
         params.partials = job.workspace;
         // SAFETY: forwarded contract; the workspace starts with room for the partials.
@@ -222,7 +230,7 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
     let spec = Cast { input: x.dtype, output: q.dtype, dbias: !params.sums.is_null(), entry };
     // SAFETY: the kernel's one parameter, the partial sums in stream order; pointers live by contract.
     unsafe {
-        queue.launch(&spec, &Launch::new([blocks, 1, 1], THREADS), arguments![params])?;
+        queue.launch(&spec, &Launch::new([blocks, 1, 1], threads), arguments![params])?;
         finish_sums(&queue, job, &params, &unfinished)
     }
 }
@@ -242,7 +250,7 @@ unsafe fn finish_sums(queue: &Queue<'_>, job: &CastJob, params: &Params, unfinis
 /// # Safety
 /// Arguments validated, pointers live.
 pub(super) unsafe fn cast_pair(backend: &CudaBackend, a: &CastJob, b: &CastJob, stream: Stream) -> Result<()> {
-    let (first, second) = (cut(a)?, cut(b)?);
+    let (first, second) = (cut(a, 0)?, cut(b, 0)?);
     let blocks = first.blocks.checked_add(second.blocks).filter(|n| *n <= 0x7FFF_FFFF);
     let given = a.current.is_none() && b.current.is_none() && b.dbias.is_none();
     let same = a.input.dtype == b.input.dtype && b.output.dtype == DType::E4m3 && first.aligned && second.aligned;

@@ -15,7 +15,7 @@ use crate::{
     tensor::{DType, Ptr},
 };
 
-/// Rows and columns of a tile of the kernels that take single elements.
+/// Rows and columns of a tile of `dequantize_any`.
 const ANY: i64 = 64;
 
 #[derive(Clone, Copy)]
@@ -183,12 +183,8 @@ pub(super) unsafe fn fp8_transpose(backend: &CudaBackend, a: &TransposeArgs, str
         false => ((x.data, x.ld), (y.data_t, y.ld_t), x.rows, x.cols),
         true => ((x.data_t, x.ld_t), (y.data, y.ld), x.cols, x.rows),
     };
-    let aligned = !x.is_empty()
-        && cols % 8 == 0
-        && Layout::new(input, ld, x.dtype, 8).aligned(rows)
-        && Layout::new(out, ldt, x.dtype, 16).aligned(cols);
-    let size = if aligned { TILE } else { ANY };
-    let (col_tiles, all) = tiles(rows, cols, size, size)?;
+    let aligned = !x.is_empty() && cols % 8 == 0 && Layout::new(input, ld, x.dtype, 8).aligned(rows);
+    let (col_tiles, all) = tiles(rows, cols, TILE, TILE)?;
     let params =
         TransposeParams { input, out, scale_inv: x.scale_inv, scale_inv_out, ld, ldt, rows, cols, col_tiles, empty: x.is_empty().into() };
     // SAFETY: the kernel's one parameter; pointers live by contract.

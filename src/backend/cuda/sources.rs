@@ -66,6 +66,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("common/norm_row.cuh", include_str!("../../../kernels/common/norm_row.cuh")),
     ("common/ptx_mma.cuh", include_str!("../../../kernels/common/ptx_mma.cuh")),
     ("common/ptx_sm90.cuh", include_str!("../../../kernels/common/ptx_sm90.cuh")),
+    ("common/quads.cuh", include_str!("../../../kernels/common/quads.cuh")),
     ("common/rows.cuh", include_str!("../../../kernels/common/rows.cuh")),
     ("common/rope.cuh", include_str!("../../../kernels/common/rope.cuh")),
     ("common/smem.cuh", include_str!("../../../kernels/common/smem.cuh")),
