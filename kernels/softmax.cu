@@ -177,6 +177,7 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
     for (int k = 0; k < N; k++) sums[k & 1] += f[i][k] = power(a, f[i][k], base);
   }
   const float inv = inverse(row_total(sums[0] + sums[1], g.T, part[1]));
+  if (!there) return;
 #pragma unroll
   for (int i = 0; i < SLOTS; i++) {
     const i32 first = start + i * step;
@@ -306,6 +307,7 @@ extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_
   for (int i = 0; i < SLOTS; i++)
     if (start + i * step < n) sum += dot(v[i], w[i]);
   sum = row_total(sum, g.T, part);
+  if (!there) return;
 #pragma unroll
   for (int i = 0; i < SLOTS; i++) {
     const i32 first = start + i * step;
