@@ -38,7 +38,6 @@ from gpu_multi_cast import section_multi_cast  # noqa: E402
 from gpu_optimizer import section_optimizer  # noqa: E402
 from gpu_timing import (  # noqa: E402
     BF16,
-    E4M3,
     E5M2,
     OutOfTime,
     Run,
@@ -52,6 +51,9 @@ from gpu_timing import (  # noqa: E402
     ratio,
     scaled_mm,
     sets,
+    torch_cast,
+    with_compiled,
+    with_peers,
 )
 
 import nvte  # noqa: E402
@@ -197,22 +199,12 @@ CAST_SHAPES = [(4096, 4096), (16384, 4096), (16384, 16384), (12608, 5120)]
 CURRENT_SHAPES = [(12288, 1024), (3152, 4096), *CAST_SHAPES]
 
 
-def torch_cast(x, scale, both):
-    """The cast as a torch program: for eager mode, and for torch.compile."""
-    y = (x.float() * scale).clamp(-448, 448).to(E4M3)
-    amax = x.abs().max()
-    return (y, y.view(torch.uint8).t().contiguous(), amax) if both else (y, amax)
-
-
 def cast_sides(run, rows, cols, both, op):
     per = (4 if both else 3) * rows * cols
     made = sets(per, lambda: (normal(run, rows, cols), fp8_room(run, rows, cols, transpose=both)))
     scale = one()
-    sides = {"ours": [(lambda x=x, q=q: op(x, q)) for x, q in made], "eager": [(lambda x=x: torch_cast(x, scale, both)) for x, _ in made]}
-    if run.options.compile:
-        compiled = torch.compile(torch_cast, dynamic=False)
-        sides["compile"] = [(lambda x=x: compiled(x, scale, both)) for x, _ in made]
-    return per, sides, made[0]
+    sides = {"ours": [(lambda x=x, q=q: op(x, q)) for x, q in made]}
+    return per, with_peers(run, sides, torch_cast, [(x, scale, both) for x, _ in made]), made[0]
 
 
 def cast_section(run, name, op, scale_of, shapes=CAST_SHAPES):
@@ -258,14 +250,18 @@ def section_norm(run):
         else:
             ours = lambda x, y, s: ops.rmsnorm_fwd(x, gamma, eps, out=y, rsigma=s[1])  # noqa: E731
             peer = lambda x: F.rms_norm(x, (hidden,), gamma, eps)  # noqa: E731
-        n = rows * hidden
+        n, scale = rows * hidden, one()
 
-        def measured(name, per, room, with_peer):
+        def measured(name, per, room, both=None):
             made = sets(per * n, lambda: (normal(run, rows, hidden), room(), (stats(), stats())))
             sides = {"ours": [(lambda x=x, y=y, s=s: ours(x, y, s)) for x, y, s in made]}
             extra = {}
-            if with_peer:
+            inputs = [(x,) for x, _, _ in made]
+            if both is not None:
+                with_peers(run, sides, lambda x: torch_cast(peer(x)[0] if kind == "layernorm" else peer(x), scale, both), inputs)
+            else:
                 sides["torch"] = [(lambda x=x: peer(x)) for x, _, _ in made]
+                with_compiled(run, sides, peer, inputs)
                 x, y, s = made[0]
                 ours(x, y, s)
                 want = peer(x)
@@ -273,9 +269,9 @@ def section_norm(run):
                 del want
             memory_row(run, f"{kind} {name} {rows}x{hidden}", per * n, sides, extra)
 
-        measured("fwd", 4, lambda: torch.empty(rows, hidden, device=run.device, dtype=BF16), True)
+        measured("fwd", 4, lambda: torch.empty(rows, hidden, device=run.device, dtype=BF16))
         measured("fwd->fp8", 3, lambda: fp8_room(run, rows, hidden), False)
-        measured("fwd->fp8 both", 4, lambda: fp8_room(run, rows, hidden, transpose=True), False)
+        measured("fwd->fp8 both", 4, lambda: fp8_room(run, rows, hidden, transpose=True), True)
 
     def backward(kind, rows, hidden):
         gamma = normal(run, hidden)
@@ -331,7 +327,7 @@ ACTIVATION_SHAPES = [(8192, 16384), (4096, 28672), (12288, 4096), (16384, 4096)]
 
 def section_activation(run):
     def shape(rows, cols):
-        n = rows * cols
+        n, scale = rows * cols, one()
         bf16 = lambda c=cols: torch.empty(rows, c, device=run.device, dtype=BF16)  # noqa: E731
         fp8 = lambda c=cols: fp8_room(run, rows, c, transpose=True)  # noqa: E731
 
@@ -340,8 +336,12 @@ def section_activation(run):
             made = sets(per * n, lambda: (normal(run, rows, width * cols), room()))
             sides = {"ours": [(lambda x=x, y=y: ops.activation_fwd(x, kind, out=y)) for x, y in made]}
             extra = {}
-            if peer is not None:
+            inputs = [(x,) for x, _ in made]
+            if room is fp8:
+                with_peers(run, sides, lambda x: torch_cast(peer(x), scale, True), inputs)
+            else:
                 sides["torch"] = [(lambda x=x: peer(x)) for x, _ in made]
+                with_compiled(run, sides, peer, inputs)
                 x, y = made[0]
                 ops.activation_fwd(x, kind, out=y)
                 extra["difference"] = difference(y, peer(x))
@@ -351,8 +351,12 @@ def section_activation(run):
             made = sets(per * n, lambda: (normal(run, rows, cols), normal(run, rows, width * cols), room()))
             sides = {"ours": [(lambda dy=dy, x=x, o=o: ops.activation_bwd(dy, x, kind, out=o)) for dy, x, o in made]}
             extra = {}
-            if peer is not None:
+            inputs = [(dy, x) for dy, x, _ in made]
+            if peer is not None and room is fp8:
+                with_peers(run, sides, lambda dy, x: torch_cast(peer(dy, x), scale, True), inputs)
+            elif peer is not None:
                 sides["torch"] = [(lambda dy=dy, x=x: peer(dy, x)) for dy, x, _ in made]
+                with_compiled(run, sides, peer, inputs)
                 dy, x, o = made[0]
                 ops.activation_bwd(dy, x, kind, out=o)
                 extra["difference"] = difference(o, peer(dy, x))
@@ -361,11 +365,12 @@ def section_activation(run):
         gelu = lambda x: F.gelu(x, approximate="tanh")  # noqa: E731
         swiglu = lambda x: F.silu(x[:, :cols]) * x[:, cols:]  # noqa: E731
         forward("gelu", "gelu", 1, 4, bf16, gelu)
-        forward("gelu", "gelu->fp8 both", 1, 4, fp8, None)
+        forward("gelu", "gelu->fp8 both", 1, 4, fp8, gelu)
         forward("swiglu", "swiglu", 2, 6, bf16, swiglu)
-        forward("swiglu", "swiglu->fp8 both", 2, 6, fp8, None)
-        backward("gelu", "dgelu", 1, 6, bf16, lambda dy, x: torch.ops.aten.gelu_backward(dy, x, approximate="tanh"))
-        backward("gelu", "dgelu->fp8 both", 1, 6, fp8, None)
+        forward("swiglu", "swiglu->fp8 both", 2, 6, fp8, swiglu)
+        dgelu = lambda dy, x: torch.ops.aten.gelu_backward(dy, x, approximate="tanh")  # noqa: E731
+        backward("gelu", "dgelu", 1, 6, bf16, dgelu)
+        backward("gelu", "dgelu->fp8 both", 1, 6, fp8, dgelu)
         backward("swiglu", "dswiglu->fp8 both", 2, 10, lambda: fp8(2 * cols), None)
 
         def with_dbias():
@@ -490,6 +495,9 @@ def main():
         raise SystemExit("no CUDA device")
     gc.disable()
     torch.manual_seed(time.time_ns() & 0xFFFFFFFF)
+    if options.compile:
+        # Each shape is compiled for itself.
+        torch._dynamo.config.cache_size_limit = torch._dynamo.config.accumulated_cache_size_limit = 10_000
     run = Run(options)
     nvte.set_log(lambda line: run.lines.append(line))
     capability = nvte.shared_context("cuda").capability()

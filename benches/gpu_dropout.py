@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from gpu_timing import BF16, memory_row, normal, sets
+from gpu_timing import BF16, memory_row, normal, sets, with_peers
 
 from nvte import ops
 
@@ -26,10 +26,7 @@ def section_dropout(run):
         nbytes = 6 * n + (n // 8 if masked else 0)
         if not masked:
             peer = lambda x, r: F.dropout(x + bias, P) + r  # noqa: E731
-            sides["eager"] = [(lambda x=x, r=r: peer(x, r)) for x, r, _, _ in made]
-            if run.options.compile:
-                compiled = torch.compile(peer, dynamic=False)
-                sides["compile"] = [(lambda x=x, r=r: compiled(x, r)) for x, r, _, _ in made]
+            with_peers(run, sides, peer, [m[:2] for m in made])
         x, r, y, _ = made[0]
         sides["ours"][0]()
         # What is not kept is the residual.
@@ -58,10 +55,7 @@ def section_dropout(run):
             dx = torch.ops.aten.native_dropout_backward(dy, kept, 1 / (1 - P))
             return (dx, dx.sum(0)) if sums else dx
 
-        sides["eager"] = [(lambda dy=dy, k=k: peer(dy, k)) for dy, _, _, k in made]
-        if run.options.compile:
-            compiled = torch.compile(peer, dynamic=False)
-            sides["compile"] = [(lambda dy=dy, k=k: compiled(dy, k)) for dy, _, _, k in made]
+        with_peers(run, sides, peer, [(dy, k) for dy, _, _, k in made])
         name = f"dropout bwd{' dbias' if sums else ''} {'mask' if masked else 'redrawn'} {rows}x{cols}"
         memory_row(run, name, 4 * n + (n // 8 if masked else 0), sides)
 

@@ -2,8 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from gpu_softmax import with_peers
-from gpu_timing import BF16, difference, fp8_room, memory_row, normal, sets
+from gpu_timing import BF16, difference, fp8_room, memory_row, normal, sets, with_peers
 
 from nvte import ops
 

@@ -1,7 +1,7 @@
 """The section of benches/gpu.py for the rotary position embedding."""
 
 import torch
-from gpu_timing import BF16, difference, memory_row, normal, sets
+from gpu_timing import BF16, difference, memory_row, normal, sets, with_peers
 
 from nvte import ops
 
@@ -22,14 +22,6 @@ def split(qkv, cos, sin, q_heads, kv_heads):
     return turn(q, cos, sin), turn(k, cos, sin), v.contiguous()
 
 
-def peers(run, sides, made, f):
-    """Eager, and compiled where asked for, on the same inputs."""
-    sides["eager"] = [(lambda x=x: f(x)) for x in made]
-    if run.options.compile:
-        compiled = torch.compile(f, dynamic=False)
-        sides["compile"] = [(lambda x=x: compiled(x)) for x in made]
-
-
 def section_rope(run):
     def plain(layout, interleaved, backward):
         b, s, h, d = SHAPE
@@ -43,7 +35,7 @@ def section_rope(run):
         if not interleaved:
             at = (slice(None), None, None) if layout == "sbhd" else (None, slice(None), None)
             c, s_ = cos[at].to(BF16), (-sin if backward else sin)[at].to(BF16)
-            peers(run, sides, [x for x, _ in made], lambda x: turn(x, c, s_))
+            with_peers(run, sides, lambda x: turn(x, c, s_), [(x,) for x, _ in made])
             x, y = made[0]
             sides["ours"][0]()
             extra["difference"] = difference(y.flatten(0, 2), turn(x, c, s_).flatten(0, 2))
@@ -69,13 +61,13 @@ def section_rope(run):
             ours = [(lambda x=x, p=p: ops.rope_qkv_fwd(x, cos, sin, q_heads, kv_heads, out=p, **options)) for x, p in made]
         sides, extra = {"ours": ours}, {}
         if order == "concatenated" and not backward:
-            peers(run, sides, [x for x, _ in made], lambda x: split(x, c, s, q_heads, kv_heads))
+            with_peers(run, sides, lambda x: split(x, c, s, q_heads, kv_heads), [(x,) for x, _ in made])
             ours[0]()
             want = split(made[0][0], c, s, q_heads, kv_heads)
             extra["difference"] = max(difference(a.flatten(0, 1), b.flatten(0, 1)) for a, b in zip(made[0][1], want))
         elif order == "concatenated":
             together = lambda p: torch.cat((turn(p[0], c, -s), turn(p[1], c, -s), p[2]), -2).flatten(-2)  # noqa: E731
-            peers(run, sides, [p for _, p in made], together)
+            with_peers(run, sides, together, [(p,) for _, p in made])
             ours[0]()
             extra["difference"] = difference(made[0][0], together(made[0][1]))
         memory_row(run, f"rope qkv {'bwd' if backward else 'fwd'} {order} {t}x{q_heads}+2*{kv_heads}x{d}", 4.0 * n, sides, extra)

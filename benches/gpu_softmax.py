@@ -2,22 +2,13 @@
 
 import torch
 import torch.nn.functional as F
-from gpu_timing import difference, memory_row, normal, sets
+from gpu_timing import difference, memory_row, normal, sets, with_peers
 
 from nvte import ops
 
 #: (rows or [batches, heads, queries], keys)
 SOFTMAX_SHAPES = [((16384,), 1024), ((16384,), 4096)]
 ATTENTION = (8, 16, 512, 512)
-
-
-def with_peers(run, sides, peer, inputs):
-    """Adds torch, eager and (where asked for) compiled, as peers."""
-    sides["eager"] = [(lambda i=i: peer(*i)) for i in inputs]
-    if run.options.compile:
-        compiled = torch.compile(peer, dynamic=False)
-        sides["compile"] = [(lambda i=i: compiled(*i)) for i in inputs]
-    return sides
 
 
 def section_softmax(run):

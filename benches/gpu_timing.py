@@ -121,6 +121,27 @@ def compare(run, sides):
     return {name: (statistics.median(t), t) for name, t in times.items()}
 
 
+def with_compiled(run, sides, peer, inputs):
+    """Adds torch.compile of `peer` where it is asked for; inputs: arguments of each call."""
+    if run.options.compile:
+        compiled = torch.compile(peer, dynamic=False)
+        sides["compile"] = [(lambda i=i: compiled(*i)) for i in inputs]
+    return sides
+
+
+def with_peers(run, sides, peer, inputs):
+    """Adds torch, eager and (where asked for) compiled."""
+    sides["eager"] = [(lambda i=i: peer(*i)) for i in inputs]
+    return with_compiled(run, sides, peer, inputs)
+
+
+def torch_cast(y, scale, both=False):
+    """The cast to FP8 as a torch program, with its amax: for eager mode, and for torch.compile."""
+    q = (y.float() * scale).clamp(-448, 448).to(E4M3)
+    amax = y.abs().max()
+    return (q, q.view(torch.uint8).t().contiguous(), amax) if both else (q, amax)
+
+
 def ratio(found, peer, ours):
     """Median over the rounds of peer time / our time."""
     return statistics.median(p / o for p, o in zip(found[peer][1], found[ours][1]))
