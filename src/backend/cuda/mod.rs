@@ -131,7 +131,7 @@ impl CudaBackend {
             verified: Box::new([const { AtomicU64::new(0) }; VERIFIED]),
             max_shared_memory: max_shared_memory as u32,
             // Drivers before 12.3 cannot capture such a launch.
-            dependent_launch: arch >= 90 && version >= 12_030 && std::env::var_os("NVTE_NO_PDL").is_none(),
+            dependent_launch: arch >= 90 && version >= 12_030,
         })
     }
 
