@@ -5,13 +5,15 @@
 // An element is kept as the generator says (NUMERICS section 8: Philox4x32-10, key = seed, counter = (offset + i / 4, stream), word i % 4,
 // i = row * cols + column), as a mask says (backward), always (p = 0) or never (p = 1). The mask has a bit per element, rows of whole bytes.
 //
-// Launch: 256 threads per tile of 32 rows x 32 * W columns, linear grid, tiles of one row strip next to each other; a warp takes four rows,
-// a lane W columns of each (W: 8, with vectors of f32 4). All loads of the four rows are issued before the first word is drawn.
-// Backward with column sums: `steps` such row strips per block, whose sums meet in shared memory; dbias.cu adds up what blocks leave.
+// Launch: 256 threads per tile of 32 * W columns (W: 8, with vectors of f32 4), linear grid, tiles of one row strip next to each other.
+//   dropout        what is kept is known: a tile of 32 rows; a warp takes four, a lane W columns of each; all loads come first
+//   dropout_drawn  it is drawn: `steps` strips of 16 rows, two of a warp, whose loads are issued before the words for the two before are
+//                  drawn; so they are under way all the time, not only at a block's beginning
+// Backward with column sums: `steps` row strips per block, whose sums meet in shared memory; dbias.cu adds up what blocks leave.
 // Bytes moved per element: x, residual and y once; the mask 1/8.
 // Arithmetic per element: ten rounds of two wide products, two three-way xors for four elements, and the key's additions for sixteen: 11
 // instructions, five of them wide products; with the rest about 20. At 4 TB/s backward in bf16 (1e12 elements a second) that is two thirds
-// of what an H200 issues: it does not limit there, and may on devices with less arithmetic per byte; the mask is cheaper to read then.
+// of what an H200 issues, if nothing else stands in the way; the mask is cheaper to read.
 //
 // Compile-time: X, BACKWARD. dropout: rows on 16 bytes, cols % 8 == 0. dropout_any: everything else, single elements, three draws for
 // eight elements of a row, which need not begin at a multiple of four.
@@ -22,6 +24,9 @@
 #define V (X == DT_F32 ? 4 : 8)
 // Blocks per multiprocessor, which is to say registers: with 80, newer versions of ptxas spill for sm_100.
 #define BLOCKS (BACKWARD && (__CUDA_ARCH__ < 1000 || __CUDA_ARCH__ >= 1200) ? 3 : 2)
+// Likewise for words that are drawn, two rows at a time while the next two are on their way.
+#define DRAWN_ROWS 2
+#define DRAWN_BLOCKS (BACKWARD ? 4 : __CUDA_ARCH__ >= 1000 ? 2 : 3)
 // Of -0.
 #define NOTHING (X == DT_F32 ? 0x80000000u : 0x80008000u)
 #define KEEP_ALL 0
@@ -111,12 +116,35 @@ template <int W> DEVICE void put_sums(const DropoutParams &p, const float (&sum)
   }
 }
 
+// From a row's values, of which keep(j) says what is kept, to their place in memory. What lies outside was read as zeros.
+template <class Keep>
+DEVICE void finish(const DropoutParams &p, const Vec16 &raw, const Vec16 &more, const float (&bias)[V], Keep keep, bool valid, i64 col, T *y, u8 *mask,
+                   u64 policy, float (&sum)[V]) {
+  float v[V], rest[V];
+  widen(raw, v);
+  widen(more, rest);
+  apply<V>(p.scale, keep, bias, rest, v);
+  if (BACKWARD && p.sums) {
+#pragma unroll
+    for (int j = 0; j < V; ++j) sum[j] += v[j];
+  }
+  if (valid) st16(y, narrow(v), policy);
+  if (!BACKWARD && p.mask) {
+    u32 bits = 0;
+#pragma unroll
+    for (int j = 0; j < V; ++j)
+      if (keep(j)) bits |= 1u << j;
+    if (V == 4) bits |= __shfl_xor_sync(0xFFFFFFFFu, bits, 1) << 4;
+    if (valid && (col & 7) == 0) *mask = (u8)bits;
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(256, BLOCKS) dropout(const __grid_constant__ DropoutParams p) {
   after_previous();
   const u32 row_tile = blockIdx.x / p.col_tiles, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * (32 * V), col = col0 + lane * V;
-  const bool draw = p.keep == KEEP_DRAW, inside = col < p.cols, inside_last = col < p.last;
-  const bool past = beyond_cache(p.rows, p.cols, sizeof(T));
+  const bool inside = col < p.cols, inside_last = col < p.last;
+  const u64 policy = store_policy(beyond_cache(p.rows, p.cols, sizeof(T)));
   float sum[V] = {};
   Parameters<V> parameters;
   if (!BACKWARD && p.bias && inside) parameters.fetch(p.bias, p.bias_type, col);
@@ -142,52 +170,74 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) dropout(const __grid_c
       if (!BACKWARD && p.residual) more[k] = ld16_once(residual + k * p.ldr);
       if (BACKWARD && p.keep == KEEP_MASK) kept[k] = mask[k * p.ld_mask] >> (col & 7);
     }
-    u64 seed = 0, offset = 0;
-    if (draw) seed = p.rng[0], offset = p.rng[1];
     float bias[V];
 #pragma unroll
     for (int j = 0; j < V; ++j) bias[j] = -0.0f;
     if (!BACKWARD && p.bias && inside) parameters.widen(p.bias_type, bias);
-    // From a row's values to its place in memory.
-    auto put = [&](int k, auto keep) {
-      float v[V], rest[V];
-      widen(raw[k], v);
-      widen(more[k], rest);
-      apply<V>(p.scale, keep, bias, rest, v);
-      if (BACKWARD && p.sums) {
-        // Rows and columns outside were read as zeros.
 #pragma unroll
-        for (int j = 0; j < V; ++j) sum[j] += v[j];
-      }
-      if (valid[k]) st16(y + k * p.ldy, narrow(v), past);
-      if (!BACKWARD && p.mask) {
-        u32 bits = 0;
+    for (int k = 0; k < ROWS; ++k)
+      finish(p, raw[k], more[k], bias, [&](int j) { return (kept[k] >> j & 1) != 0; }, valid[k], col, y + k * p.ldy, mask + k * p.ld_mask, policy, sum);
+  }
+  if (BACKWARD && p.sums) put_sums<V>(p, sum, row_tile, col0);
+}
+
+// Rows of a step of dropout_drawn, on their way.
+struct Step {
+  Vec16 raw[DRAWN_ROWS], more[DRAWN_ROWS];
+  bool valid[DRAWN_ROWS];
+};
+
+extern "C" __global__ void __launch_bounds__(256, DRAWN_BLOCKS) dropout_drawn(const __grid_constant__ DropoutParams p) {
+  after_previous();
+  constexpr int K = DRAWN_ROWS, GROUPS = V / 4, DOWN = 8 * K;   // groups of four elements in a vector; rows of a step
+  const u32 row_tile = blockIdx.x / p.col_tiles, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const i64 col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * (32 * V), col = col0 + lane * V;
+  const bool inside = col < p.cols, inside_last = col < p.last;
+  const u64 policy = store_policy(beyond_cache(p.rows, p.cols, sizeof(T))), seed = p.rng[0], fours = (u64)p.cols >> 2;
+  float sum[V] = {}, bias[V];
 #pragma unroll
-        for (int j = 0; j < V; ++j)
-          if (keep(j)) bits |= 1u << j;
-        if (V == 4) bits |= __shfl_xor_sync(0xFFFFFFFFu, bits, 1) << 4;
-        if (valid[k] && (col & 7) == 0) mask[k * p.ld_mask] = (u8)bits;
-      }
-    };
-    if (draw) {
-      const u64 first = (u64)row0 * (u64)p.cols + (u64)col;
-      // Two rows at a time, V / 4 groups of four in each.
+  for (int j = 0; j < V; ++j) bias[j] = -0.0f;
+  Parameters<V> parameters;
+  if (!BACKWARD && p.bias && inside) parameters.fetch(p.bias, p.bias_type, col);
+  // Everything moves on by a step at a time: `row`, `x` and `residual` to what is fetched next, the others to what is written next.
+  i64 row = (i64)row_tile * p.steps * DOWN + warp * K;
+  const T *x = p.x + row * p.ldx + col, *residual = p.residual + row * p.ldr + col;
+  T *y = p.y + row * p.ldy + col;
+  u8 *mask = p.mask + row * p.ld_mask + (col >> 3);
+  u64 at = p.rng[1] + (((u64)row * (u64)p.cols + (u64)col) >> 2);
+  auto fetch = [&](Step &s, bool there) {
 #pragma unroll
-      for (int h = 0; h < ROWS; h += 2) {
-        u32 word[V / 2][4];
-#pragma unroll
-        for (int k = 0; k < V / 2; ++k) {
-          const u64 i = first + (u64)(h + k / (V / 4)) * (u64)p.cols;
-          counter(word[k], offset + (i >> 2) + k % (V / 4), p.stream);
-        }
-        philox<V / 2>(word, (u32)seed, (u32)(seed >> 32));
-#pragma unroll
-        for (int k = 0; k < 2; ++k) put(h + k, [&](int j) { return word[k * (V / 4) + j / 4][j % 4] >= p.threshold; });
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < ROWS; ++k) put(k, [&](int j) { return (kept[k] >> j & 1) != 0; });
+    for (int k = 0; k < K; ++k) {
+      s.valid[k] = there && (row + k < p.rows - 1 ? inside : row + k == p.rows - 1 && inside_last);
+      s.raw[k] = Vec16{{0, 0, 0, 0}};
+      s.more[k] = Vec16{{NOTHING, NOTHING, NOTHING, NOTHING}};
+      if (!s.valid[k]) continue;
+      s.raw[k] = ld16_once(x + k * p.ldx);
+      if (!BACKWARD && p.residual) s.more[k] = ld16_once(residual + k * p.ldr);
     }
+    row += DOWN;
+    x += DOWN * p.ldx;
+    residual += DOWN * p.ldr;
+  };
+  Step now, next;
+  fetch(now, true);
+  if (!BACKWARD && p.bias && inside) parameters.widen(p.bias_type, bias);
+#pragma unroll 1
+  for (u32 step = 0; step < p.steps; ++step) {
+    fetch(next, step + 1 < p.steps);
+    u32 word[K * GROUPS][4];
+#pragma unroll
+    for (int k = 0; k < K * GROUPS; ++k) counter(word[k], at + (u64)(k / GROUPS) * fours + k % GROUPS, p.stream);
+    philox<K * GROUPS>(word, (u32)seed, (u32)(seed >> 32));
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      auto keep = [&](int j) { return word[k * GROUPS + j / 4][j % 4] >= p.threshold; };
+      finish(p, now.raw[k], now.more[k], bias, keep, now.valid[k], col, y + k * p.ldy, mask + k * p.ld_mask, policy, sum);
+    }
+    y += DOWN * p.ldy;
+    mask += DOWN * p.ld_mask;
+    at += DOWN * fours;
+    now = next;
   }
   if (BACKWARD && p.sums) put_sums<V>(p, sum, row_tile, col0);
 }

@@ -11,13 +11,16 @@ use super::{
 use crate::{
     context::Stream,
     error::Result,
-    ops::dropout::DropoutJob,
+    ops::dropout::{DropoutJob, Keep},
     tensor::{DType, Ptr, TensorView},
 };
 
 const THREADS: u32 = 256;
 /// Rows of a block at a time.
 const STRIP: u64 = 32;
+/// Rows of a block of `dropout_drawn` at a time, and its blocks for each multiprocessor: some four times what is there at once.
+const DRAWN_STRIP: u64 = 16;
+const DRAWN_BLOCKS: u64 = 16;
 /// Columns of a block of `dropout_any`.
 const ANY_COLS: u64 = 256;
 /// Columns of a tensor that is taken as one row cut into pieces.
@@ -27,14 +30,24 @@ const FLAT: i64 = 4096;
 struct Dropout {
     x: DType,
     backward: bool,
-    vectors: bool,
+    kernel: Kernel,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kernel {
+    /// What is kept is known.
+    Known,
+    /// It is drawn.
+    Drawn,
+    /// Where rows cannot be read as vectors.
+    Any,
 }
 
 impl KernelSpec for Dropout {
     const SOURCE: SourceFile = SourceFile::Dropout;
 
     fn id(&self) -> u64 {
-        self.x as u64 | (self.backward as u64) << 4 | (self.vectors as u64) << 5
+        self.x as u64 | (self.backward as u64) << 4 | (self.kernel as u64) << 5
     }
 
     fn defines(&self) -> Vec<String> {
@@ -42,10 +55,10 @@ impl KernelSpec for Dropout {
     }
 
     fn entry(&self) -> &'static str {
-        if self.vectors {
-            "dropout"
-        } else {
-            "dropout_any"
+        match self.kernel {
+            Kernel::Known => "dropout",
+            Kernel::Drawn => "dropout_drawn",
+            Kernel::Any => "dropout_any",
         }
     }
 }
@@ -53,7 +66,7 @@ impl KernelSpec for Dropout {
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {
     let types = [DType::F32, DType::F16, DType::Bf16];
-    types.into_iter().flat_map(|x| [false, true].map(|backward| Variant::of(&Dropout { x, backward, vectors: true }))).collect()
+    types.into_iter().flat_map(|x| [false, true].map(|backward| Variant::of(&Dropout { x, backward, kernel: Kernel::Known }))).collect()
 }
 
 /// `DropoutParams` of the kernel.
@@ -143,11 +156,21 @@ unsafe fn elements(queue: &Queue<'_>, given: &DropoutJob) -> Result<u64> {
     let vectors = x.cols % 8 == 0 && starts_on_16(x) && starts_on_16(y) && others.iter().flatten().all(starts_on_16);
     let width = if vectors { 32 * 16 / x.dtype.size() as u64 } else { ANY_COLS };
     let across = (x.cols as u64).div_ceil(width);
-    let down = (x.rows as u64).div_ceil(STRIP);
-    // The fewer partial sums the better, as long as there are many blocks for each multiprocessor.
-    let steps = match job.dbias {
-        Some(_) => (down.saturating_mul(across) / (u64::from(queue.multiprocessors()) * 24)).clamp(1, 4),
-        None => 1,
+    let kernel = match job.keep {
+        _ if !vectors => Kernel::Any,
+        Keep::Draw => Kernel::Drawn,
+        _ => Kernel::Known,
+    };
+    let down = (x.rows as u64).div_ceil(if kernel == Kernel::Drawn { DRAWN_STRIP } else { STRIP });
+    let multiprocessors = u64::from(queue.multiprocessors());
+    let steps = match (kernel, &job.dbias) {
+        // Each step's rows come while those of the one before are drawn; two of them at least leave no more partial sums than there is room for.
+        (Kernel::Drawn, dbias) => {
+            down.saturating_mul(across).div_ceil(multiprocessors * DRAWN_BLOCKS).clamp(if dbias.is_some() { 2 } else { 1 }, 1 << 20)
+        }
+        // The fewer partial sums the better, as long as there are many blocks for each multiprocessor.
+        (_, Some(_)) => (down.saturating_mul(across) / (multiprocessors * 24)).clamp(1, 4),
+        (_, None) => 1,
     };
     let strips = down.div_ceil(steps);
     let grid = blocks(strips.saturating_mul(across), 0x7FFF_FFFF, "tiles of the tensor")?;
@@ -174,7 +197,7 @@ unsafe fn elements(queue: &Queue<'_>, given: &DropoutJob) -> Result<u64> {
         col_tiles: across as u32,
         steps: steps as u32,
     };
-    let spec = Dropout { x: x.dtype, backward: job.backward, vectors };
+    let spec = Dropout { x: x.dtype, backward: job.backward, kernel };
     // SAFETY: the kernel's one parameter; pointers live by contract.
     unsafe { queue.launch(&spec, &Launch::new([grid, 1, 1], THREADS), arguments![params]) }?;
     Ok(strips)
