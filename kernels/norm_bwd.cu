@@ -12,6 +12,9 @@
 //
 // Bytes moved per element: 3 sizeof(TYPE), 4 with dsum, and 8 per column and block for the partial sums.
 #include "common/norm.cuh"
+#if CLUSTER
+#include "common/ptx_sm90.cuh"
+#endif
 
 typedef Elem<TYPE>::T TX;
 #define N (Vector<TYPE>::N)
@@ -36,6 +39,17 @@ struct Args {
   int gamma_dt, zero_centered, warps, stages;
 };
 
+#if CLUSTER
+DEVICE u32 umin(u32 a, u32 b) { return a < b ? a : b; }
+DEVICE u32 cluster_size() { u32 n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
+// Two numbers into block `rank`, at the same offset as here, whose barrier counts their bytes.
+DEVICE void put_pair(u32 at, u32 bar, u32 rank, float a, float b) {
+  asm volatile(
+      "{ .reg .b32 there, its; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 its, %1, %2;\n\t"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [its]; }" ::"r"(at), "r"(bar), "r"(rank), "f"(a), "f"(b) : "memory");
+}
+#endif
+
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps. Dynamic shared memory: stages * 2 (with dsum: 3) * SLOTS * 16 bytes a
 // thread, and behind it 4 bytes a column of one group's threads; at least 8 (RMSNorm: 4) bytes a column of all groups' threads.
 extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) {
@@ -43,18 +57,33 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
   extern __shared__ Vec16 ring[];
   __shared__ Pair part[2][16];
   const u32 T = a.warps * 32, group = threadIdx.x / T, groups = blockDim.x / T, t = threadIdx.x - group * T;
-  const u32 vectors = (u32)a.hidden / N;
+#if CLUSTER
+  // The blocks of a cluster share a row out; each gathers what all of them found.
+  alignas(8) __shared__ u64 arrived[2][4];
+  __shared__ Pair found[2][4][8];
+  const u32 C = cluster_size(), rank = cluster_rank(), share = ((u32)a.hidden / N + C - 1) / C, begin = rank * share;
+  const u32 vectors = begin < (u32)a.hidden / N ? umin(share, (u32)a.hidden / N - begin) : 0, column0 = begin * N, unit = blockIdx.x / C, units = gridDim.x / C;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i)
+      for (int g = 0; g < 4; ++g) mbar_init(shared_address(&arrived[i][g]), 1);
+    mbar_init_fence();
+  }
+  __syncthreads();
+  cluster_sync();
+#else
+  const u32 vectors = (u32)a.hidden / N, column0 = 0, unit = blockIdx.x, units = gridDim.x;
+#endif
   const auto barrier = [&] { sync_some(group + 1, T); };
 
   // The thread's part of the ring: slot i of tensor w (0: dy, 1: x, 2: dsum) of stage s lies at ((s * tensors + w) * SLOTS + i) * pitch.
   const u32 tensors = a.dsum ? 3 : 2, pitch = blockDim.x * 16, mine = shared_address(ring) + threadIdx.x * 16;
-  const i64 step = (i64)gridDim.x * groups, first = (i64)blockIdx.x * groups + group;
+  const i64 step = (i64)units * groups, first = (i64)unit * groups + group;
   // The next row to fetch. Addresses are formed anew for each row: six pointers and strides less to keep.
   i64 ahead = first;
   const auto fetch = [&](u32 stage) {
     if (ahead < a.rows) {
       const u32 to = mine + stage * (tensors * SLOTS) * pitch;
-      const TX *dy = a.dy + ahead * a.lddy + t * N, *x = a.x + ahead * a.ldx + t * N;
+      const TX *dy = a.dy + ahead * a.lddy + column0 + t * N, *x = a.x + ahead * a.ldx + column0 + t * N;
 #pragma unroll
       for (int i = 0; i < SLOTS; ++i)
         if (i * T + t < vectors) {
@@ -62,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
           copy16(to + (SLOTS + i) * pitch, x + i * T * N);
         }
       if (a.dsum) {
-        const TX *dsum = a.dsum + ahead * a.ld_dsum + t * N;
+        const TX *dsum = a.dsum + ahead * a.ld_dsum + column0 + t * N;
 #pragma unroll
         for (int i = 0; i < SLOTS; ++i)
           if (i * T + t < vectors) copy16(to + (2 * SLOTS + i) * pitch, dsum + i * T * N);
@@ -83,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
     for (int k = 0; k < N; ++k) {
       const u32 c = (i * T + t) * N + k;
       w[k] = 1.0f;
-      if (a.gamma && c < (u32)a.hidden) w[k] = load_as(a.gamma, a.gamma_dt, c) + (a.zero_centered ? 1.0f : 0.0f);
+      if (a.gamma && c < vectors * N) w[k] = load_as(a.gamma, a.gamma_dt, column0 + c) + (a.zero_centered ? 1.0f : 0.0f);
       dgamma[i][k] = dbeta[i][k] = 0.0f;
     }
     if (group == 0) {
@@ -109,6 +138,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
     next_rsigma = a.rsigma[first];
   }
   u32 stage = 0, turn = 0;
+#if CLUSTER
+  u32 parity = 0;
+#endif
   for (i64 row = first; row < a.rows; row += step, turn ^= 1) {
     // The stage before this one was read in the last round, by this thread alone.
     fetch(stage ? stage - 1 : a.stages - 1);
@@ -152,8 +184,21 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
     // One barrier a row: two buffers take turns.
     if (RMS) products = row_sum(products, (float *)(part[turn] + group * a.warps), t >> 5, a.warps, barrier);
     else row_sum2_16(products, plain, part[turn] + group * a.warps, t >> 5, a.warps, barrier);
+#if CLUSTER
+    const u32 bar = shared_address(&arrived[turn][group]);
+    if (t < C) put_pair(shared_address(&found[turn][group][rank]), bar, t, products, plain);
+    if (t == 0) mbar_arrive_expect(bar, C * sizeof(Pair));
+    mbar_wait(bar, parity);
+    parity ^= turn;
+    products = plain = 0.0f;
+    for (u32 r = 0; r < C; ++r) {
+      const Pair p = found[turn][group][r];
+      products += p.x;
+      if (!RMS) plain += p.y;
+    }
+#endif
     const float m = products * inv_n * rsigma, m0 = RMS ? 0.0f : plain * inv_n * rsigma;
-    TX *dx = a.dx + row * a.lddx + t * N;
+    TX *dx = a.dx + row * a.lddx + column0 + t * N;
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i)
       if (i * T + t < vectors) {
@@ -188,11 +233,11 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
       if (!RMS) write16(at + groups * columns * 4, &dbeta[i][k]);
     }
   __syncthreads();
-  float *out = a.partial + (i64)blockIdx.x * (RMS ? 1 : 2) * a.hidden;
+  float *out = a.partial + (i64)unit * (RMS ? 1 : 2) * a.hidden + column0;
 #pragma unroll 1
   for (u32 kind = 0; kind < (RMS ? 1u : 2u); ++kind, out += a.hidden)
 #pragma unroll 1
-    for (u32 c = threadIdx.x * 4; c < (u32)a.hidden; c += blockDim.x * 4) {
+    for (u32 c = threadIdx.x * 4; c < vectors * N; c += blockDim.x * 4) {
       const u32 at = sums + (kind * groups * columns + c) * 4;
       Vec16 v = read16(at);
 #pragma unroll 1

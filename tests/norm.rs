@@ -247,7 +247,9 @@ fn forward_equals_the_reference() {
 fn forward_of_long_rows_equals_the_reference() {
     let ctx = context();
     let mut rng = rng("forward_of_long_rows_equals_the_reference");
-    for (rows, cols) in [(3, 8192), (2, 12_288), (2, 28_680), (2, 65_536), (3, 100_000), (1, 99_999)] {
+    for (rows, cols) in
+        [(3, 8192), (2, 12_288), (7, 18_433), (40, 18_440), (2, 28_680), (2, 65_536), (2, 65_537), (3, 100_000), (1, 99_999), (1, 250_001)]
+    {
         for norm in NORMS {
             for xt in HIGH {
                 let yt = DType::ALL[rng.random_range(0..5)];
@@ -476,7 +478,7 @@ fn backward_equals_the_reference() {
 fn backward_of_long_rows_equals_the_reference() {
     let ctx = context();
     let mut rng = rng("backward_of_long_rows_equals_the_reference");
-    for (rows, cols) in [(5, 8192), (150, 12_288), (3, 16_384), (2, 65_536), (3, 99_999)] {
+    for (rows, cols) in [(5, 8192), (150, 12_288), (3, 16_384), (150, 18_440), (9, 28_681), (67, 32_768), (2, 65_536), (3, 99_999)] {
         for norm in NORMS {
             let t = any(&mut rng);
             check_backward(&ctx, norm, [t, t, t], rows, cols, &mut rng);

@@ -61,6 +61,7 @@ table! {
     module_get_function = c"cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
     func_set_attribute = c"cuFuncSetAttribute": fn(Handle, c_int, c_int);
     launch_kernel_ex = c"cuLaunchKernelEx": fn(*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
+    occupancy_clusters = c"cuOccupancyMaxActiveClusters": fn(*mut c_int, Handle, *const CUlaunchConfig);
     stream_is_capturing = c"cuStreamIsCapturing": fn(Handle, *mut c_int);
     thread_exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
     stream_create = c"cuStreamCreate": fn(*mut Handle, c_uint);

@@ -96,6 +96,33 @@ impl<'a> Queue<'a> {
         driver.check(entry, unsafe { (driver.launch_kernel_ex)(&config, f.0, arguments.as_mut_ptr(), std::ptr::null_mut()) })
     }
 
+    /// How many clusters of such a launch run at a time, at least one.
+    pub(crate) fn clusters<S: KernelSpec>(&self, spec: &S, l: &Launch) -> Result<u32> {
+        let f = self.backend.jit.get(spec, self.backend.driver, self.stream)?;
+        let key = (spec.entry(), [l.cluster, l.block, l.smem]);
+        let mut known = self.backend.clusters.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(n) = known.get(&key) {
+            return Ok(*n);
+        }
+        // SAFETY: plain C structs, for which zeros are valid.
+        let (mut attribute, mut config): (CUlaunchAttribute, CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        attribute.id = cudarc::driver::sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+        attribute.value.clusterDim.x = l.cluster;
+        attribute.value.clusterDim.y = 1;
+        attribute.value.clusterDim.z = 1;
+        [config.gridDimX, config.gridDimY, config.gridDimZ] = [l.cluster, 1, 1];
+        (config.blockDimX, config.blockDimY, config.blockDimZ) = (l.block, 1, 1);
+        config.sharedMemBytes = l.smem;
+        config.attrs = &mut attribute;
+        config.numAttrs = 1;
+        let (driver, mut n) = (self.backend.driver, 0);
+        // SAFETY: an out-pointer, a loaded function and a configuration; all outlive the call.
+        driver.check("cuOccupancyMaxActiveClusters", unsafe { (driver.occupancy_clusters)(&mut n, f.0, &config) })?;
+        let n = n.max(1) as u32;
+        known.insert(key, n);
+        Ok(n)
+    }
+
     /// Multiprocessors of the device.
     pub(crate) fn multiprocessors(&self) -> u32 {
         self.backend.capability.multiprocessors as u32

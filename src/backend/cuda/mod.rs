@@ -19,6 +19,7 @@ mod linear;
 mod list;
 mod multi_cast;
 mod norm;
+mod norm_any;
 mod nvrtc;
 mod rope;
 mod scaling;
@@ -28,9 +29,13 @@ pub mod testing;
 mod tile;
 
 use std::{
+    collections::HashMap,
     fmt::Display,
     ptr,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        Mutex,
+    },
 };
 
 use crate::{
@@ -65,6 +70,8 @@ pub(crate) struct CudaBackend {
     max_shared_memory: u32,
     /// Kernels may take their places before the one ahead of them has ended (`after_previous` in the kernels).
     dependent_launch: bool,
+    /// How many clusters of a kernel run at a time, by its entry, blocks of a cluster, threads and shared memory of a block.
+    clusters: Mutex<HashMap<(&'static str, [u32; 3]), u32>>,
 }
 
 // SAFETY: driver handles are usable from any thread; everything else is Sync by itself.
@@ -132,6 +139,7 @@ impl CudaBackend {
             max_shared_memory: max_shared_memory as u32,
             // Drivers before 12.3 cannot capture such a launch.
             dependent_launch: arch >= 90 && version >= 12_030,
+            clusters: Mutex::default(),
         })
     }
 

@@ -1,10 +1,11 @@
-//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_fwd_row.cu`, `norm_bwd.cu` and
-//! `norm_bwd_any.cu` runs, and how.
+//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_fwd_row.cu`, `norm_fwd_any.cu`, `norm_bwd.cu`
+//! and `norm_bwd_any.cu` runs, and how.
 
 use super::{
     dequantize::{fp8_transpose, load_transpose},
     jit::KernelSpec,
     launch::{arguments, blocks, Launch, Queue},
+    norm_any::{slabs, Any, AnyArgs, AnyForward, AnyRows, STRIP},
     sources::SourceFile,
     testing::Variant,
     CudaBackend,
@@ -21,18 +22,11 @@ use crate::{
 
 const HIGH: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
 
-/// Blocks per multiprocessor at most; more rows than that are walked over. Keeps the atomics that record an amax few.
-const BLOCKS_PER_MULTIPROCESSOR: u64 = 32;
 const MAX_GRID_X: u64 = 0x7FFF_FFFF;
 
 /// Elements of a 16-byte vector.
-fn vector(dtype: DType) -> u64 {
+pub(super) fn vector(dtype: DType) -> u64 {
     16 / dtype.size() as u64
-}
-
-/// Threads for `work` units, in whole warps.
-fn threads(work: u64, most: u64) -> u32 {
-    work.next_multiple_of(32).clamp(32, most) as u32
 }
 
 /// Rows begin at multiples of `bytes`.
@@ -56,12 +50,12 @@ pub(super) fn variants() -> Vec<Variant> {
                     all.push(Variant::of(&RowSpec { x: dtype, norm, fp8, octets }));
                 }
             }
-            for kernel in [Forward::Loop, Forward::Transposed] {
-                all.push(Variant::of(&ForwardSpec { kernel, x: dtype, norm }));
-            }
+            all.push(Variant::of(&ForwardSpec { kernel: Forward::Transposed, x: dtype, norm }));
+            all.push(Variant::of(&AnyForward { vectors: true, x: dtype, norm, smem: 0 }));
             for octets in BACKWARD_OCTETS {
-                all.push(Variant::of(&BackwardSpec { dtype, norm, octets, smem: 0 }));
+                all.push(Variant::of(&BackwardSpec { dtype, norm, octets, cluster: false, smem: 0 }));
             }
+            all.push(Variant::of(&BackwardSpec { dtype, norm, octets: CLUSTER_OCTETS, cluster: true, smem: 0 }).on(90, 999));
         }
     }
     all
@@ -131,8 +125,6 @@ const ROWS_PER_BLOCK: u64 = 4;
 /// The kernels of `norm_fwd.cu`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Forward {
-    LoopVector,
-    Loop,
     Transposed,
     Add,
 }
@@ -153,17 +145,14 @@ impl KernelSpec for ForwardSpec {
 
     fn defines(&self) -> Vec<String> {
         let kernel = match self.kernel {
-            Forward::LoopVector | Forward::Loop => 0,
-            Forward::Transposed => 1,
-            Forward::Add => 2,
+            Forward::Transposed => 0,
+            Forward::Add => 1,
         };
         vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32), format!("KERNEL={kernel}")]
     }
 
     fn entry(&self) -> &'static str {
         match self.kernel {
-            Forward::LoopVector => "norm_fwd_loop_vec",
-            Forward::Loop => "norm_fwd_loop",
             Forward::Transposed => "norm_fwd_transposed",
             Forward::Add => "norm_fwd_add",
         }
@@ -228,6 +217,7 @@ struct ForwardArgs {
     zero_centered: i32,
     warps: i32,
     slots: i32,
+    kept: i32,
 }
 
 /// Whether x can be read, and everything else read and written, a vector of x at a time.
@@ -270,16 +260,6 @@ impl RowForward {
     }
 }
 
-/// The kernel for rows of any length, with its launch.
-fn loop_plan(rows: u64, cols: u64, vectors: bool, multiprocessors: u32) -> (Forward, Launch) {
-    let most = (u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR).min(MAX_GRID_X);
-    let grid = [rows.clamp(1, most) as u32, 1, 1];
-    match vectors {
-        true => (Forward::LoopVector, Launch::new(grid, 512)),
-        false => (Forward::Loop, Launch::new(grid, threads(cols.div_ceil(4), 512))),
-    }
-}
-
 /// # Safety
 /// Arguments validated, pointers live.
 pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs, stream: Stream) -> Result<()> {
@@ -315,49 +295,46 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         zero_centered: i32::from(a.zero_centered_gamma),
         warps: 0,
         slots: 0,
+        kept: 0,
     };
     let (mut x_vectors, vectors) = forward_vectors(a);
     let multiprocessors = queue.multiprocessors();
     let transposed = !y.data_t.is_null() && !x.is_empty();
     let (rows, cols) = (args.rows as u64, x.cols as u64);
-    let row_plan = RowForward::new(x.dtype, rows, cols).filter(|_| vectors && !(transposed && y.data.is_null()));
-    if let (Some(sum), None) = (&a.sum, &row_plan) {
-        if transposed {
-            // Nothing is enqueued unless all of it can be.
-            queue.load(&ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm })?;
-            load_transpose(&queue)?;
-        }
-        for kernel in [Forward::Loop, Forward::LoopVector] {
-            queue.load(&ForwardSpec { kernel, x: x.dtype, norm })?;
-        }
-        let (_, launch) = loop_plan(rows, cols, false, multiprocessors);
-        // SAFETY: `Args`, with pointers live by contract.
-        unsafe { queue.launch(&ForwardSpec { kernel: Forward::Add, x: x.dtype, norm: Norm::Layer }, &launch, arguments![args])? };
-        (args.x, args.ldx, args.residual) = (sum.data, sum.ld, Ptr::NULL);
-        x_vectors = cols % vector(x.dtype) == 0 && aligned(sum, 16);
-    }
     if transposed && y.data.is_null() {
+        let spec = ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm };
+        if let Some(sum) = &a.sum {
+            // Nothing is enqueued unless all of it can be.
+            queue.load(&spec)?;
+            let launch = Launch::new([rows.clamp(1, MAX_GRID_X) as u32, 1, 1], cols.div_ceil(4).next_multiple_of(32).clamp(32, 512) as u32);
+            // SAFETY: `Args`, with pointers live by contract.
+            unsafe { queue.launch(&ForwardSpec { kernel: Forward::Add, x: x.dtype, norm: Norm::Layer }, &launch, arguments![args])? };
+            (args.x, args.ldx, args.residual) = (sum.data, sum.ld, Ptr::NULL);
+            x_vectors = cols % vector(x.dtype) == 0 && aligned(sum, 16);
+        }
         (args.yt, args.ldyt, args.warps) = (y.data_t, y.ld_t, i32::from(x_vectors));
         let tiles = blocks((x.rows as u64).div_ceil(64), MAX_GRID_X, "tiles of rows")?;
         // Shares of the columns, until every multiprocessor has two blocks; each share finds the statistics of its rows anew.
         let shares = (u64::from(multiprocessors) * 2 / u64::from(tiles)).clamp(1, (x.cols as u64).div_ceil(64).min(64));
-        let spec = ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm };
-        // SAFETY: `Args`, with pointers live by contract.
+        // SAFETY: as above.
         return unsafe { queue.launch(&spec, &Launch::new([tiles, shares as u32, 1], 256), arguments![args]) };
     }
     if transposed {
         // Nothing is enqueued unless all of it can be.
         load_transpose(&queue)?;
     }
-    if let Some(p) = row_plan {
+    if let Some(p) = RowForward::new(x.dtype, rows, cols).filter(|_| vectors) {
         (args.warps, args.slots) = (p.warps as i32, p.slots as i32);
         let spec = RowSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), octets: p.octets };
         // SAFETY: as above.
         unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
     } else {
-        let (kernel, launch) = loop_plan(rows, cols, vectors, multiprocessors);
+        let max_smem = max_smem(&queue);
+        let (p, kept) = AnyRows::forward(vectors, x.dtype, rows, cols, multiprocessors, max_smem);
+        (args.warps, args.slots, args.kept) = (p.warps as i32, p.slots as i32, kept as i32);
+        let spec = AnyForward { vectors, x: x.dtype, norm, smem: max_smem };
         // SAFETY: as above.
-        unsafe { queue.launch(&ForwardSpec { kernel, x: x.dtype, norm }, &launch, arguments![args])? };
+        unsafe { queue.launch(&spec, &p.launch(kept), arguments![args])? };
     }
     if !transposed {
         return Ok(());
@@ -381,6 +358,8 @@ struct BackwardSpec {
     dtype: DType,
     norm: Norm,
     octets: u64,
+    /// Whether the blocks of a cluster share rows out.
+    cluster: bool,
     /// Dynamic shared memory that the device allows.
     smem: u32,
 }
@@ -389,11 +368,12 @@ impl KernelSpec for BackwardSpec {
     const SOURCE: SourceFile = SourceFile::NormBwd;
 
     fn id(&self) -> u64 {
-        self.dtype as u64 | (self.norm as u64) << 4 | self.octets << 8
+        self.dtype as u64 | (self.norm as u64) << 4 | u64::from(self.cluster) << 5 | self.octets << 8
     }
 
     fn defines(&self) -> Vec<String> {
-        vec![format!("TYPE={}", self.dtype as i32), format!("RMS={}", self.norm as i32), format!("OCTETS={}", self.octets)]
+        let (dtype, rms, cluster) = (self.dtype as i32, self.norm as i32, i32::from(self.cluster));
+        vec![format!("TYPE={dtype}"), format!("RMS={rms}"), format!("OCTETS={}", self.octets), format!("CLUSTER={cluster}")]
     }
 
     fn entry(&self) -> &'static str {
@@ -402,34 +382,6 @@ impl KernelSpec for BackwardSpec {
 
     fn dynamic_smem(&self) -> u32 {
         self.smem
-    }
-}
-
-/// The kernels of `norm_bwd_any.cu`.
-#[derive(Clone, Copy)]
-enum Any {
-    Dx,
-    Params,
-    Sum,
-}
-
-impl KernelSpec for Any {
-    const SOURCE: SourceFile = SourceFile::NormBwdAny;
-
-    fn id(&self) -> u64 {
-        *self as u64
-    }
-
-    fn defines(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn entry(&self) -> &'static str {
-        match self {
-            Any::Dx => "norm_bwd_dx",
-            Any::Params => "norm_bwd_params",
-            Any::Sum => "norm_param_sum",
-        }
     }
 }
 
@@ -457,33 +409,6 @@ struct BackwardArgs {
     stages: i32,
 }
 
-/// `Args` of `norm_bwd_any.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AnyArgs {
-    dy: Ptr,
-    lddy: i64,
-    x: Ptr,
-    ldx: i64,
-    gamma: Ptr,
-    mu: Ptr,
-    rsigma: Ptr,
-    dx: Ptr,
-    lddx: i64,
-    dsum: Ptr,
-    ld_dsum: i64,
-    partial: Ptr,
-    rows: i64,
-    hidden: i64,
-    dy_dt: i32,
-    x_dt: i32,
-    dx_dt: i32,
-    dsum_dt: i32,
-    gamma_dt: i32,
-    zero_centered: i32,
-    rms: i32,
-}
-
 /// How `norm_bwd_row` runs; nothing where the row is too long for the threads' registers or the device's shared memory.
 fn backward_plan(dtype: DType, tensors: u64, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<RowPlan> {
     let octets = BACKWARD_OCTETS.into_iter().find(|o| cols.div_ceil(8 * o).next_multiple_of(32) <= BACKWARD_THREADS)?;
@@ -491,6 +416,29 @@ fn backward_plan(dtype: DType, tensors: u64, rows: u64, cols: u64, multiprocesso
     let columns = octets * 8;
     let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4 };
     RowPlan::new(octets, BACKWARD_THREADS, cols, rows, multiprocessors, max_smem, bytes)
+}
+
+/// Blocks of a cluster and groups of a block at most, and columns of a thread in eights.
+const MAX_CLUSTER: u64 = 8;
+const CLUSTER_GROUPS: u64 = 4;
+const CLUSTER_OCTETS: u64 = 4;
+
+/// The same for longer rows, which the blocks of a cluster share out; with their number. The plan's grid counts clusters.
+fn cluster_plan(dtype: DType, tensors: u64, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<(u32, RowPlan)> {
+    let vectors = cols / vector(dtype);
+    let plan = |blocks: u64| {
+        let share = vectors.div_ceil(blocks) * vector(dtype);
+        let columns = CLUSTER_OCTETS * 8;
+        let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4 };
+        let threads = BACKWARD_THREADS.min(share.div_ceil(columns).next_multiple_of(32) * CLUSTER_GROUPS);
+        let plan = RowPlan::new(CLUSTER_OCTETS, threads, share, rows, multiprocessors / blocks as u32, max_smem, bytes)?;
+        // Each block has a share, and fetches ahead.
+        (share * (blocks - 1) < cols && plan.stages >= 2).then_some((blocks as u32, share, plan))
+    };
+    // The columns that a block has under way; pairs of blocks leave no multiprocessor idle, clusters of more do.
+    let worth = |(blocks, share, plan): &(u32, u64, RowPlan)| share * u64::from(plan.groups) * if *blocks == 2 { 10 } else { 9 };
+    let few = (2..=4).rev().filter_map(plan).max_by_key(worth);
+    few.or_else(|| (5..=MAX_CLUSTER).find_map(plan)).map(|(blocks, _, plan)| (blocks, plan))
 }
 
 /// # Safety
@@ -510,7 +458,7 @@ pub(super) unsafe fn norm_bwd(backend: &CudaBackend, norm: Norm, a: &NormBwdArgs
     }
     let count = if rows > 0 {
         // SAFETY: forwarded contract.
-        unsafe { partial_sums(&queue, norm, a, sums, strips)? }
+        unsafe { partial_sums(&queue, norm, a, sums)? }
     } else {
         0
     };
@@ -528,7 +476,7 @@ pub(super) unsafe fn norm_bwd(backend: &CudaBackend, norm: Norm, a: &NormBwdArgs
 ///
 /// # Safety
 /// As [`norm_bwd`].
-unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: bool, strips: u32) -> Result<i64> {
+unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: bool) -> Result<i64> {
     let (rows, cols, multiprocessors) = (a.x.rows as u64, a.x.cols as u64, queue.multiprocessors());
     let (gamma, gamma_dt) = parameter(&a.gamma);
     let (zero_centered, partial) = (i32::from(a.zero_centered_gamma), if sums { a.workspace } else { Ptr::NULL });
@@ -537,7 +485,10 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
     let ((dsum, dsum_dt), ld_dsum) = (parameter(&a.dsum), a.dsum.map_or(0, |t| t.ld));
     let tensors = if a.dsum.is_some() { 3 } else { 2 };
     let max_smem = max_smem(queue);
-    if let Some(p) = backward_plan(dtype, tensors, rows, cols, multiprocessors, max_smem).filter(|_| vectors) {
+    let alone = || backward_plan(dtype, tensors, rows, cols, multiprocessors, max_smem).map(|p| (1, p));
+    let clusters = queue.backend.capability.arch >= 90;
+    let together = || cluster_plan(dtype, tensors, rows, cols, multiprocessors, max_smem).filter(|_| clusters);
+    if let Some((cluster, p)) = vectors.then(|| alone().or_else(together)).flatten() {
         let args = BackwardArgs {
             dy: a.dy.data,
             lddy: a.dy.ld,
@@ -558,10 +509,17 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
             warps: p.warps as i32,
             stages: p.stages as i32,
         };
+        let mut launch = p.launch();
+        let spec = BackwardSpec { dtype, norm, octets: p.octets, cluster: cluster > 1, smem: max_smem };
+        if cluster > 1 {
+            launch.cluster = cluster;
+            launch.grid[0] = launch.grid[0].min(queue.clusters(&spec, &launch)?) * cluster;
+        }
         // SAFETY: `Args` of `norm_bwd.cu`; pointers live by contract.
-        unsafe { queue.launch(&BackwardSpec { dtype, norm, octets: p.octets, smem: max_smem }, &p.launch(), arguments![args])? };
-        return Ok(i64::from(p.grid));
+        unsafe { queue.launch(&spec, &launch, arguments![args])? };
+        return Ok(i64::from(launch.grid[0] / cluster));
     }
+    let p = AnyRows::backward(rows, cols);
     let args = AnyArgs {
         dy: a.dy.data,
         lddy: a.dy.ld,
@@ -584,15 +542,17 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
         gamma_dt,
         zero_centered,
         rms: norm as i32,
+        warps: p.warps as i32,
+        slots: p.slots as i32,
     };
-    let grid = rows.min(u64::from(multiprocessors) * BLOCKS_PER_MULTIPROCESSOR) as u32;
-    let slabs = rows.div_ceil(64).min(u64::from(multiprocessors)) as u32;
+    let slabs = slabs(rows, cols, multiprocessors);
+    let strips = blocks(cols.div_ceil(STRIP), MAX_GRID_X, "strips of columns")?;
     if sums {
         queue.load(&Any::Params)?;
     }
     // SAFETY: `Args` of `norm_bwd_any.cu`; pointers live by contract.
     unsafe {
-        queue.launch(&Any::Dx, &Launch::new([grid, 1, 1], threads(cols.div_ceil(4), 512)), arguments![args])?;
+        queue.launch(&Any::Dx, &p.launch(0), arguments![args])?;
         if sums {
             queue.launch(&Any::Params, &Launch::new([strips, slabs, 1], 256), arguments![args])?;
         }
@@ -626,6 +586,17 @@ mod tests {
                     }
                     if cols % vector(dtype) > 0 {
                         continue;
+                    }
+                    for (max_smem, tensors) in [100_352, 166_912, 231_424].into_iter().flat_map(|m| [(m, 2), (m, 3)]) {
+                        let Some((blocks, p)) = cluster_plan(dtype, tensors, rows, cols, 132, max_smem) else {
+                            assert!(cols < 8 * 32 || cols > 16_384, "{cols} columns of {} have no plan", dtype.name());
+                            continue;
+                        };
+                        let share = u64::from(p.warps) * 32 * 8 * p.octets;
+                        assert!(share * u64::from(blocks) >= cols && p.warps * 32 * p.groups <= 512 && p.groups <= 4, "{p:?}");
+                        assert!(p.smem <= max_smem && (2..=4).contains(&p.stages) && p.grid * blocks <= 132 && p.grid > 0);
+                        let size = dtype.size() as u32;
+                        assert!(p.smem as u64 >= share * 4 + u64::from(p.stages * p.groups * tensors as u32 * size) * share, "{p:?}");
                     }
                     let Some(p) = RowForward::new(dtype, rows, cols) else {
                         assert!(cols >= 32_768 || rows > 1 << 31, "{cols} columns of {} have no plan", dtype.name());

@@ -39,6 +39,7 @@ sources! {
     NormBwd = "norm_bwd.cu",
     NormBwdAny = "norm_bwd_any.cu",
     NormFwd = "norm_fwd.cu",
+    NormFwdAny = "norm_fwd_any.cu",
     NormFwdRow = "norm_fwd_row.cu",
     Dropout = "dropout.cu",
     Rope = "rope.cu",
