@@ -459,7 +459,7 @@ typedef struct nvte_list_t {
   int64_t count;
   // Written: blocks of work.
   uint64_t blocks;
-  // Written: blocks of work that write FP8 codes.
+  // Written: blocks of work that write FP8 codes; of a list of casts, those of its largest tensor.
   uint64_t tiles;
 } nvte_list_t;
 
@@ -2180,7 +2180,7 @@ nvte_status_t nvte_cast_list(nvte_context_t ctx,
                              nvte_list_t *list,
                              nvte_stream_t stream);
 
-// All casts of a list, with the bits of nvte_cast_to_fp8, in one launch; or, with current scaling, of nvte_cast_to_fp8_current, in three.
+// All casts of a list, with the bits of nvte_cast_to_fp8, in one launch; or, with current scaling, of nvte_cast_to_fp8_current, in two or three.
 //
 // Shapes: those of the list. Units: none. Pointers: structs are on the host, skip on the device. Alignment: 4 bytes. Aliasing: skip must not
 // lie in an output. Stream order: enqueued on stream, nothing waits; scales are read, or made, on the device. Determinism: bit-exact on

@@ -5,6 +5,10 @@
 //               in two halves of four rows. Bytes moved per element: sizeof(input) + 1 per layout.
 //   multi_amax  before it, for current scaling: the amax of each tensor, by atomic maxima into one word each. The cast then walks
 //               backwards, so that what was read last is still in the cache.
+//   multi_current  both for long lists whose tensors fit the cache: the amax of a block is taken `lag` blocks ahead of its cast, which
+//               finds the block in the cache (asked to keep it, then to let it go), so that memory is read once. As many blocks as the
+//               device holds take items of work in order. A cast waits for the amaxes of its tensor, which come before it in that
+//               order: whoever took them works on them, or on what comes before them, and so all of it ends.
 // Tensors whose base or stride is not a multiple of the vector take the same tiles with single elements, neighbouring lanes side by side.
 #include "common/list.cuh"
 
@@ -24,12 +28,14 @@ struct CastEntry {
 struct MultiCastParams {
   const CastEntry *entries;
   const u32 *map;
-  u32 *amaxes;             // current scaling: one word per tensor, as bits; else null
+  u32 *amaxes;             // current scaling: one word per tensor, as bits, 0 before; else null
   const u32 *skip;         // not 0 there: nothing is written
   u32 power_of_two;
   float margin_factor, epsilon;
-  u32 pad;
+  u32 blocks, lag;         // multi_current: blocks of the list; how far amaxes are ahead. `amaxes` then has a word for each block (its
+  u32 pad;                 // amax, with the top bit when it is there) and one more, the next item of work; all 0 before
 };
+#define AMAX_THERE 0x80000000u
 
 // Where a block is.
 struct Place {
@@ -58,14 +64,8 @@ template <int DT> DEVICE void unpack_vector(const Vec16 &raw, float *v) {
   }
 }
 
-// The scale of a tensor; block 0 of it writes what it has to.
-DEVICE float scale_of(const MultiCastParams &p, const CastEntry &e, u32 index, bool first) {
-  if (!p.amaxes) {
-    float scale = e.scale ? *e.scale : 1.0f;
-    if (first && e.scale_inv) *e.scale_inv = reciprocal(scale);
-    return scale;
-  }
-  u32 bits = p.amaxes[index];
+// The scale of a tensor from its amax as bits; `first` writes what the call has to.
+DEVICE float scale_from_bits(const MultiCastParams &p, const CastEntry &e, u32 bits, bool first) {
   float amax = float_of(bits > 0x7F800000u ? 0x7FFFFFFFu : bits), scale = 1.0f;
   if (e.rows != 0 && e.cols != 0) {
     float largest = (e.types >> 4 & 15) == DT_E5M2 ? FP8_MAX(DT_E5M2) : FP8_MAX(DT_E4M3);
@@ -79,16 +79,39 @@ DEVICE float scale_of(const MultiCastParams &p, const CastEntry &e, u32 index, b
   return scale;
 }
 
+// The scale of a tensor; block 0 of it writes what it has to. AHEAD: when all amaxes of the tensor are there; holds barriers then.
+template <bool AHEAD> DEVICE float scale_of(const MultiCastParams &p, const CastEntry &e, u32 index, bool first) {
+  if (AHEAD) {
+    __shared__ float shared_scale;
+    u32 bits = 0;
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < e.blocks; i += LIST_THREADS) {
+      u32 word;
+      do word = ld_relaxed(p.amaxes + e.first + i);
+      while (!(word & AMAX_THERE));
+      bits = umax(bits, word & ~AMAX_THERE);
+    }
+    bits = block_max<LIST_THREADS>(bits);
+    if (threadIdx.x == 0) shared_scale = scale_from_bits(p, e, bits, first);
+    __syncthreads();
+    return shared_scale;
+  }
+  if (p.amaxes) return scale_from_bits(p, e, p.amaxes[index], first);
+  float scale = e.scale ? *e.scale : 1.0f;
+  if (first && e.scale_inv) *e.scale_inv = reciprocal(scale);
+  return scale;
+}
+
 DEVICE u32 codes4(bool e5m2, const float *v, float scale) {
   return e5m2 ? f32x4_to_fp8x4<DT_E5M2>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale)
               : f32x4_to_fp8x4<DT_E4M3>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
 }
 
 // One tile by vectors. Returns the thread's amax; leaves the transposed codes in `codes`, not yet behind a barrier.
-template <int DT> DEVICE u32 cast_vectors(const MultiCastParams &p, const CastEntry &e, u32 index, u32 block, u8 *codes, u64 past) {
+template <int DT, bool AHEAD> DEVICE u32 cast_vectors(const MultiCastParams &p, const CastEntry &e, u32 index, u32 block, u8 *codes, u64 past) {
   typedef typename Elem<DT>::T In;
   const int V = TileVec<DT>::V, N = 8 / V;
-  const bool AHEAD = V == 8;  // both halves of the rows are asked for at once
+  const bool BOTH = V == 8;  // both halves of the rows are asked for at once
   const Place at(e, block);
   const i64 ldx = e.ldx, ldq = e.ldq;
   const bool e5m2 = (e.types >> 4 & 15) == DT_E5M2, transposed = e.qt != 0;
@@ -103,22 +126,22 @@ template <int DT> DEVICE u32 cast_vectors(const MultiCastParams &p, const CastEn
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         raw[i][n] = Vec16{{0, 0, 0, 0}};
-        if (row + i < rows_here[n]) raw[i][n] = ld16_stream(x + (row + i) * ldx + tile_col<V>(n));
+        if (row + i < rows_here[n]) raw[i][n] = AHEAD ? ld16_policy(x + (row + i) * ldx + tile_col<V>(n), past) : ld16_stream(x + (row + i) * ldx + tile_col<V>(n));
       }
   };
   // Neighbouring row groups begin with opposite halves of their rows: see tile_put_half.
   u32 half = (threadIdx.x >> 4) & 1, amax = 0;
   i64 row = at.row0 + tile_row();
   Vec16 raw[4][N], later[4][N];
-  if (AHEAD) {
+  if (BOTH) {
     ask(raw, row + 4 * half);
     ask(later, row + 4 * (half ^ 1));
   }
-  float scale = scale_of(p, e, index, block == 0 && threadIdx.x == 0);
+  float scale = scale_of<AHEAD>(p, e, index, block == 0 && threadIdx.x == 0);
 #pragma unroll 1
   for (u32 pass = 0; pass < 2; pass++, half ^= 1) {
     i64 first = row + 4 * half;
-    if (!AHEAD) ask(raw, first);
+    if (!BOTH) ask(raw, first);
     u32 code[4][2];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -141,7 +164,7 @@ template <int DT> DEVICE u32 cast_vectors(const MultiCastParams &p, const CastEn
       }
     }
     if (transposed) tile_put_half<V>(codes, code, half);
-    if (AHEAD) {
+    if (BOTH) {
 #pragma unroll
       for (int n = 0; n < N; n++)
 #pragma unroll
@@ -156,11 +179,11 @@ template <int DT> DEVICE u32 cast_vectors(const MultiCastParams &p, const CastEn
 #define ANY_PITCH (ANY_COLS + 4)  // 17 words: reads down a column touch every bank once
 
 // One tile by single elements, all of it. Returns the thread's amax. Holds barriers.
-DEVICE u32 cast_any(const MultiCastParams &p, const CastEntry &e, u32 index, u32 block, u8 *codes) {
+template <bool AHEAD> DEVICE u32 cast_any(const MultiCastParams &p, const CastEntry &e, u32 index, u32 block, u8 *codes) {
   const Place at(e, block);
   const u32 type = e.types & 15, tx = threadIdx.x & 63, ty = threadIdx.x >> 6;
   const bool e5m2 = (e.types >> 4 & 15) == DT_E5M2;
-  float scale = scale_of(p, e, index, block == 0 && threadIdx.x == 0);
+  float scale = scale_of<AHEAD>(p, e, index, block == 0 && threadIdx.x == 0);
   u32 amax = 0;
 #pragma unroll 1
   for (u32 side = 0; side < TILE; side += ANY_COLS) {
@@ -199,23 +222,18 @@ DEVICE u32 cast_any(const MultiCastParams &p, const CastEntry &e, u32 index, u32
 // What fits the registers without spilling; the compilers for 10.x and 12.x want a few more.
 #define BLOCKS_PER_PROCESSOR (3 - (__CUDA_ARCH__ >= 1000))
 
-extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR) multi_cast(const __grid_constant__ MultiCastParams p) {
-  after_previous();
-  if (p.skip && *p.skip) return;
-  __shared__ Vec16 shared[TILE * TILE / 16];
+// Block `b` of the list, all of it.
+template <bool AHEAD> DEVICE void cast_block(const MultiCastParams &p, u32 b, u8 *codes, u64 past) {
   __shared__ u32 part[LIST_THREADS / 32];
-  u8 *codes = (u8 *)shared;
-  u32 b = p.amaxes ? gridDim.x - 1 - blockIdx.x : blockIdx.x, index = p.map[b];
+  const u32 index = p.map[b];
   const CastEntry &e = p.entries[index];
   const u32 block = b - e.first, type = e.types & 15;
-  // A block writes 16 or 32 KiB.
-  const u64 past = store_policy(gridDim.x > 1024);
-  const bool vectors = aligned(e, true), record = e.amax && !p.amaxes;
+  const bool vectors = aligned(e, true), record = !AHEAD && e.amax && !p.amaxes;
   u32 amax;
-  if (!vectors) amax = cast_any(p, e, index, block, codes);
-  else if (type == DT_F32) amax = cast_vectors<DT_F32>(p, e, index, block, codes, past);
-  else if (type == DT_BF16) amax = cast_vectors<DT_BF16>(p, e, index, block, codes, past);
-  else amax = cast_vectors<DT_F16>(p, e, index, block, codes, past);
+  if (!vectors) amax = cast_any<AHEAD>(p, e, index, block, codes);
+  else if (type == DT_F32) amax = cast_vectors<DT_F32, AHEAD>(p, e, index, block, codes, past);
+  else if (type == DT_BF16) amax = cast_vectors<DT_BF16, AHEAD>(p, e, index, block, codes, past);
+  else amax = cast_vectors<DT_F16, AHEAD>(p, e, index, block, codes, past);
   if (record) {
     amax = warp_max(amax);
     if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = amax;
@@ -231,11 +249,20 @@ extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR)
   else tile_store_transposed<8>(codes, e.qt, e.ldqt, at.row0, at.col0, e.rows, e.cols, past);
 }
 
-template <int DT> DEVICE u32 amax_vectors(const CastEntry &e, u32 block) {
+extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR) multi_cast(const __grid_constant__ MultiCastParams p) {
+  after_previous();
+  if (p.skip && *p.skip) return;
+  __shared__ Vec16 shared[TILE * TILE / 16];
+  // A block writes 16 or 32 KiB.
+  cast_block<false>(p, p.amaxes ? gridDim.x - 1 - blockIdx.x : blockIdx.x, (u8 *)shared, store_policy(gridDim.x > 1024));
+}
+
+template <int DT, bool AHEAD> DEVICE u32 amax_vectors(const CastEntry &e, u32 block) {
   typedef typename Elem<DT>::T In;
   const int V = TileVec<DT>::V, N = 8 / V;
   const Place at(e, block);
   i64 row = at.row0 + tile_row();
+  const u64 keep = evict_last();
   Vec16 raw[8][N];
 #pragma unroll
   for (int n = 0; n < N; n++) {
@@ -244,7 +271,7 @@ template <int DT> DEVICE u32 amax_vectors(const CastEntry &e, u32 block) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       raw[i][n] = Vec16{{0, 0, 0, 0}};
-      if (row + i < rows_here) raw[i][n] = ld16_stream(from + i * e.ldx);
+      if (row + i < rows_here) raw[i][n] = AHEAD ? ld16_policy(from + i * e.ldx, keep) : ld16_stream(from + i * e.ldx);
     }
   }
   u32 amax = 0;
@@ -273,17 +300,50 @@ DEVICE u32 amax_any(const CastEntry &e, u32 block) {
   return amax;
 }
 
+// The amax of block `b` of the list, for thread 0.
+template <bool AHEAD> DEVICE u32 amax_block(const CastEntry &e, u32 b) {
+  const u32 block = b - e.first, type = e.types & 15;
+  u32 amax;
+  if (!aligned(e, false)) amax = amax_any(e, block);
+  else if (type == DT_F32) amax = amax_vectors<DT_F32, AHEAD>(e, block);
+  else if (type == DT_BF16) amax = amax_vectors<DT_BF16, AHEAD>(e, block);
+  else amax = amax_vectors<DT_F16, AHEAD>(e, block);
+  return block_max<LIST_THREADS>(amax);
+}
+
 extern "C" __global__ void __launch_bounds__(LIST_THREADS, 3) multi_amax(const __grid_constant__ MultiCastParams p) {
   after_previous();
   if (p.skip && *p.skip) return;
-  u32 index = p.map[blockIdx.x];
-  const CastEntry &e = p.entries[index];
-  const u32 block = blockIdx.x - e.first, type = e.types & 15;
-  u32 amax;
-  if (!aligned(e, false)) amax = amax_any(e, block);
-  else if (type == DT_F32) amax = amax_vectors<DT_F32>(e, block);
-  else if (type == DT_BF16) amax = amax_vectors<DT_BF16>(e, block);
-  else amax = amax_vectors<DT_F16>(e, block);
-  amax = block_max<LIST_THREADS>(amax);
+  u32 index = p.map[blockIdx.x], amax = amax_block<false>(p.entries[index], blockIdx.x);
   if (threadIdx.x == 0 && amax) atomicMax(p.amaxes + index, amax);
+}
+
+extern "C" __global__ void __launch_bounds__(LIST_THREADS, BLOCKS_PER_PROCESSOR) multi_current(const __grid_constant__ MultiCastParams p) {
+  after_previous();
+  if (p.skip && *p.skip) return;
+  __shared__ Vec16 shared[TILE * TILE / 16];
+  __shared__ u32 items[2];
+  u32 *counter = p.amaxes + p.blocks;
+  const u32 behind = p.blocks - p.lag;  // casts that take turns with amaxes
+  if (threadIdx.x == 0) items[0] = atomicAdd(counter, 1u);
+  __syncthreads();
+  u32 item = items[0], turn = 1;
+  // Items: `lag` amaxes; an amax and a cast in turns; the last `lag` casts.
+#pragma unroll 1
+  for (; item < 2 * p.blocks; turn ^= 1) {
+    u32 next;
+    if (threadIdx.x == 0) next = atomicAdd(counter, 1u);  // asked for early: its round trip is not waited for
+    const u32 r = item - p.lag;
+    const bool in_turns = item >= p.lag && r < 2 * behind;
+    if (item < p.lag || (in_turns && (r & 1) == 0)) {
+      const u32 b = in_turns ? p.lag + r / 2 : item;
+      u32 amax = amax_block<true>(p.entries[p.map[b]], b);
+      if (threadIdx.x == 0) st_relaxed(p.amaxes + b, amax | AMAX_THERE);
+    } else {
+      cast_block<true>(p, in_turns ? r / 2 : r - behind, (u8 *)shared, evict_first());
+    }
+    if (threadIdx.x == 0) items[turn] = next;
+    __syncthreads();
+    item = items[turn];
+  }
 }

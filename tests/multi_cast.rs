@@ -100,6 +100,16 @@ fn casts(ctx: &Context, rng: &mut StdRng, special: bool) -> Vec<Cast> {
     SHAPES.iter().flat_map(|s| [(*s, true), (*s, false)]).map(|(s, aligned)| Cast::new(ctx, s, aligned, rng, special)).collect()
 }
 
+/// Casts of more than 4096 blocks, of which none has more than 640: on a device such lists take amax and cast in one kernel.
+fn long(ctx: &Context, rng: &mut StdRng, special: bool) -> Vec<Cast> {
+    let long = (0..8).map(|i| ([(1, 75_000), (75_000, 1)][i % 2], i % 4 < 2));
+    let mut all = casts(ctx, rng, special);
+    for (at, (shape, aligned)) in long.enumerate() {
+        all.insert(3 * at, Cast::new(ctx, shape, aligned, rng, special));
+    }
+    all
+}
+
 /// A table, and the call on it.
 fn rig(ctx: &Context, args: &[CastArgs]) -> (Guarded, MultiCastArgs) {
     let table = Guarded::new(ctx, cast_list_workspace(ctx, args).unwrap() as usize, 0);
@@ -135,8 +145,8 @@ fn given_scales() {
 fn current_scaling() {
     let ctx = context();
     let mut rng = rng("current_scaling");
-    for round in 0..4 {
-        let all = casts(&ctx, &mut rng, round % 2 == 1);
+    for round in 0..6 {
+        let all = if round < 4 { casts } else { long }(&ctx, &mut rng, round % 2 == 1);
         let args: Vec<CastArgs> = all.iter().map(Cast::args).collect();
         let (table, call) = rig(&ctx, &args);
         for _ in 0..2 {
@@ -191,7 +201,7 @@ fn slots_may_be_absent_and_lists_empty() {
 fn a_flag_on_the_device_skips_everything() {
     let ctx = context();
     let mut rng = rng("a_flag_on_the_device_skips_everything");
-    let all = casts(&ctx, &mut rng, false);
+    let all = long(&ctx, &mut rng, false);
     let (_table, call) = rig(&ctx, &all.iter().map(Cast::args).collect::<Vec<_>>());
     let flag = Guarded::from_bytes(&ctx, &1u32.to_ne_bytes(), 0);
     for current in [None, Some(CurrentScaling::default())] {

@@ -193,11 +193,16 @@ DEVICE void st8(void *p, Vec8 v, bool past) {
 
 // The same as a cache policy, chosen once per kernel: no branch at each store.
 DEVICE u64 evict_first() { u64 r; asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r)); return r; }
+DEVICE u64 evict_last() { u64 r; asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(r)); return r; }
 DEVICE u64 evict_normal() { u64 r; asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(r)); return r; }
 DEVICE u64 store_policy(bool past) {
   u64 first = evict_first(), normal = evict_normal();
   return past ? first : normal;
 }
+// Words by which blocks of one launch tell each other something: coherent between them, in no order with anything else.
+DEVICE u32 ld_relaxed(const u32 *p) { u32 v; asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+DEVICE void st_relaxed(u32 *p, u32 v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+DEVICE Vec16 ld16_policy(const void *p, u64 policy) { Vec16 v; asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p), "l"(policy)); return v; }
 DEVICE void st16(void *p, Vec16 v, u64 policy) { asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1,%2,%3,%4}, %5;" :: "l"(p), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]), "l"(policy) : "memory"); }
 DEVICE void st8(void *p, Vec8 v, u64 policy) { asm volatile("st.global.L2::cache_hint.v2.u32 [%0], {%1,%2}, %3;" :: "l"(p), "r"(v.w[0]), "r"(v.w[1]), "l"(policy) : "memory"); }
 

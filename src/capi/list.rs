@@ -35,7 +35,7 @@ pub struct nvte_list_t {
     pub count: i64,
     /// Written: blocks of work.
     pub blocks: u64,
-    /// Written: blocks of work that write FP8 codes.
+    /// Written: blocks of work that write FP8 codes; of a list of casts, those of its largest tensor.
     pub tiles: u64,
 }
 

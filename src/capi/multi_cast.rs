@@ -109,7 +109,7 @@ pub unsafe extern "C" fn nvte_cast_list(
     })
 }
 
-/// All casts of a list, with the bits of nvte_cast_to_fp8, in one launch; or, with current scaling, of nvte_cast_to_fp8_current, in three.
+/// All casts of a list, with the bits of nvte_cast_to_fp8, in one launch; or, with current scaling, of nvte_cast_to_fp8_current, in two or three.
 ///
 /// Shapes: those of the list. Units: none. Pointers: structs are on the host, skip on the device. Alignment: 4 bytes. Aliasing: skip must not
 /// lie in an output. Stream order: enqueued on `stream`, nothing waits; scales are read, or made, on the device. Determinism: bit-exact on

@@ -42,12 +42,13 @@ impl ListKind {
         }
     }
 
-    /// Scratch memory behind the entries of `n` tensors.
-    const fn scratch(self, n: u64) -> u64 {
+    /// Scratch memory behind the entries of `n` tensors with so many blocks.
+    fn scratch(self, n: u64, blocks: u64) -> u64 {
         match self {
             ListKind::Adamw => 0,
             ListKind::Gradients => MAX_PARTIALS as u64 * 8,
-            ListKind::Casts => n * 4,
+            // The amax of each tensor; or of each block, and a counter.
+            ListKind::Casts => n.max(blocks + 1) * 4,
         }
     }
 }
@@ -70,7 +71,7 @@ pub struct TensorList {
     pub bytes: u64,
     /// Tensors.
     pub count: i64,
-    /// Blocks of work, and how many of them are tiles.
+    /// Blocks of work, and how many of them are tiles; of a list of casts, how many the largest tensor has.
     pub blocks: [u64; 2],
 }
 
@@ -98,7 +99,7 @@ impl TensorList {
         let entries = HEADER;
         let pointers = entries + n * self.kind.entry();
         let scratch = (pointers + n * 8).next_multiple_of(16);
-        let map = scratch + self.kind.scratch(n);
+        let map = scratch + self.kind.scratch(n, self.blocks[0]);
         let at = |offset: u64| Ptr(self.data.0.wrapping_add(offset));
         let bytes = (map + self.blocks[0] * 4).next_multiple_of(16);
         Table { header: self.data, entries: at(entries), pointers: at(pointers), scratch: at(scratch), map: at(map), bytes }
@@ -296,7 +297,7 @@ mod tests {
                 assert!(t.entries.0 >= t.header.0 + HEADER && t.entries.0 % 16 == 0);
                 assert!(t.pointers.0 >= t.entries.0 + count as u64 * kind.entry() && t.pointers.0 % 8 == 0);
                 assert!(t.scratch.0 >= t.pointers.0 + 8 * count as u64 && t.scratch.0 % 16 == 0);
-                assert!(t.map.0 >= t.scratch.0 + kind.scratch(count as u64) && t.bytes >= t.map.0 - 4096 + 4 * blocks);
+                assert!(t.map.0 >= t.scratch.0 + kind.scratch(count as u64, blocks) && t.bytes >= t.map.0 - 4096 + 4 * blocks);
             }
         }
     }

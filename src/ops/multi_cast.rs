@@ -123,15 +123,16 @@ fn entry(c: &CastArgs, blocks: &mut Blocks) -> Result<CastEntry> {
     })
 }
 
-fn host_part(data: Ptr, bytes: u64, count: i64, blocks: &Blocks) -> TensorList {
-    TensorList { kind: ListKind::Casts, data, bytes, count, blocks: [blocks.total, blocks.tiles] }
+fn host_part(data: Ptr, bytes: u64, entries: &[CastEntry], blocks: &Blocks) -> TensorList {
+    let largest = entries.iter().map(|e| u64::from(e.blocks)).max().unwrap_or(0);
+    TensorList { kind: ListKind::Casts, data, bytes, count: entries.len() as i64, blocks: [blocks.total, largest] }
 }
 
 /// Bytes of the table of a list of these casts; only shapes count.
 pub fn cast_list_workspace(_ctx: &Context, casts: &[CastArgs]) -> Result<u64> {
-    let count = list::count(casts.len())?;
-    let (_, blocks) = entries(casts)?;
-    Ok(host_part(Ptr::NULL, 0, count, &blocks).needed())
+    list::count(casts.len())?;
+    let (entries, blocks) = entries(casts)?;
+    Ok(host_part(Ptr::NULL, 0, &entries, &blocks).needed())
 }
 
 /// Makes a list: writes its table, in stream order, to `data` (device memory, a multiple of 16, of `bytes`).
@@ -143,7 +144,7 @@ pub fn cast_list_workspace(_ctx: &Context, casts: &[CastArgs]) -> Result<u64> {
 /// # Safety
 /// See [the module](super).
 pub unsafe fn cast_list(ctx: &Context, casts: &[CastArgs], data: Ptr, bytes: u64, stream: Stream) -> Result<TensorList> {
-    let count = list::count(casts.len())?;
+    list::count(casts.len())?;
     let mut claims = Vec::with_capacity(3 * casts.len() + 1);
     for (index, c) in casts.iter().enumerate() {
         let (read, written) = cast_layouts(ctx, &c.input, &c.output).map_err(|e| list::of_tensor(index, e))?;
@@ -151,7 +152,7 @@ pub unsafe fn cast_list(ctx: &Context, casts: &[CastArgs], data: Ptr, bytes: u64
         claims.extend(written.map(|range| Claim { index, range, written: true }));
     }
     let (entries, blocks) = entries(casts)?;
-    let made = host_part(data, bytes, count, &blocks);
+    let made = host_part(data, bytes, &entries, &blocks);
     claims.push(Claim { index: casts.len(), range: made.check(ctx, ListKind::Casts)?, written: true });
     list::disjoint(claims)?;
     let inputs: Vec<Ptr> = casts.iter().map(|c| c.input.data).collect();
@@ -161,7 +162,7 @@ pub unsafe fn cast_list(ctx: &Context, casts: &[CastArgs], data: Ptr, bytes: u64
 }
 
 /// All casts of a list, with the bits of [`cast_to_fp8`](super::cast::cast_to_fp8) or
-/// [`cast_to_fp8_current`](super::cast::cast_to_fp8_current): with given scales in one launch, with current scaling in three.
+/// [`cast_to_fp8_current`](super::cast::cast_to_fp8_current): with given scales in one launch, with current scaling in two or three.
 ///
 /// # Safety
 /// See [the module](super); everything the list points to is live.
