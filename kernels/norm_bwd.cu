@@ -191,6 +191,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
     mbar_wait(bar, parity);
     parity ^= turn;
     products = plain = 0.0f;
+#pragma unroll 1
     for (u32 r = 0; r < C; ++r) {
       const Pair p = found[turn][group][r];
       products += p.x;

@@ -37,7 +37,7 @@ DEVICE float affine(const Args &a, float v, i64 i) {
 template <bool VEC, class F> DEVICE void each_to_sum(const TX *x, i64 n, F f) {
   const u32 lane = threadIdx.x & 31;
   if constexpr (VEC) {
-#pragma unroll 4
+#pragma unroll 2
     for (i64 i = lane * N; i < n; i += 32 * N) {
       float v[N];
       unpack<X>(*(const Vec16 *)(x + i), v);
@@ -85,7 +85,7 @@ template <bool VEC> DEVICE Stats row_stats(const TX *x, i64 hidden, float inv_n,
 #if KERNEL == 0
 // ---------------------------------------------------------------- transposed only
 // Grid: 64 rows along x, shares of the columns along y. a.warps is 1 where rows can be read as vectors.
-extern "C" __global__ void __launch_bounds__(256) norm_fwd_transposed(const Args a) {
+extern "C" __global__ void __launch_bounds__(256, 4) norm_fwd_transposed(const Args a) {
   after_previous();
   __shared__ Stats stats[TILE];
   __shared__ u8 tile[TILE][TILE + 4];
