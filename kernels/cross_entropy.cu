@@ -16,7 +16,7 @@
 // Vocabulary in slices: `partial` receives (m, s, x[target] or 0, sum of x) of a token's slice; from what all slices have together,
 // `combined`, of the same form, another call writes the gradient of a slice and reduces nothing.
 // Bytes moved per element: 2 sizeof(X); without a gradient 1 sizeof(X).
-#include "common/rows.cuh"
+#include "common/cross_entropy.cuh"
 
 #define SLOTS 8
 #define ROW_THREADS 512
@@ -24,60 +24,6 @@
 #define MAX_CLUSTER 8
 // Two blocks a multiprocessor leave 64 registers, of which ptxas for sm_100 wants a few more.
 #define ROW_BLOCKS (__CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200 ? 1 : 2)
-
-struct Args {
-  const TX *x;
-  i64 ldx;
-  TX *dx;
-  i64 lddx;
-  const void *target;
-  const float *dloss;     // null: 1
-  i64 dloss_stride;
-  const float *count;     // targets that count; null: 1
-  float *loss, *lse, *partial;
-  const float *combined;  // null: found here
-  i64 tokens, cols, start, vocabulary, ignore;
-  float smoothing;
-  i32 narrow;             // targets are i32
-  u32 blocks;             // of a row
-};
-
-// (m, s, x[target], sum of x): as the slices of a vocabulary are exchanged, too.
-struct alignas(16) Part { float most, sum, logit, logits; };
-
-struct Target {
-  i64 at;  // column; FAR_AWAY where it is not among these
-  bool ignored, bad;
-};
-#define FAR_AWAY (-(i64)(1 << 30))
-
-DEVICE Target target_of(const Args &a, i64 row) {
-  const i64 t = a.narrow ? (i64)((const i32 *)a.target)[row] : ((const i64 *)a.target)[row];
-  Target r;
-  r.ignored = t == a.ignore;
-  r.bad = !r.ignored && (t < 0 || t >= a.vocabulary);
-  const bool here = !r.ignored && t >= a.start && t - a.start < a.cols;
-  r.at = here ? t - a.start : FAR_AWAY;
-  return r;
-}
-
-// What the gradient of a row is multiplied with.
-DEVICE float factor_of(const Args &a, i64 row) {
-  const float g = a.dloss ? a.dloss[row * a.dloss_stride] : 1.0f;
-  return a.count ? __fdiv_rn(g, *a.count) : g;
-}
-
-// What a row comes to; one thread.
-DEVICE void put_results(const Args &a, i64 row, const Target &t, const Part &p) {
-  if (a.partial) ((Part *)a.partial)[row] = p;
-  const float base = base_of(p.most), log_sum = logf(p.sum);
-  if (a.lse) a.lse[row] = base + log_sum;
-  if (a.loss) {
-    float loss = log_sum - (1.0f - a.smoothing) * (p.logit - base);
-    if (a.smoothing != 0.0f) loss -= a.smoothing * (p.logits / (float)a.vocabulary - base);
-    a.loss[row] = t.ignored ? 0.0f : t.bad ? NVTE_NAN : loss;
-  }
-}
 
 struct Gradient {
   float base, scale, even, off;
@@ -100,14 +46,6 @@ struct Gradient {
   }
 };
 
-// The sum of what is there of a vector.
-template <class I> DEVICE float sum_of(const float (&f)[N], I first, I n) {
-  float s[2] = {};
-#pragma unroll
-  for (int k = 0; k < N; k++) s[k & 1] += first + k >= 0 && first + k < n ? f[k] : 0.0f;
-  return s[0] + s[1];
-}
-
 #if __CUDA_ARCH__ >= 900
 // Not .aligned: lanes come from branches. A block may be written to once it is known to have started.
 DEVICE void cluster_started() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
@@ -125,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) cross_entr
   const u32 T = blockDim.x, t = threadIdx.x;
   const u32 row32 = blockIdx.x / a.blocks, rank = blockIdx.x - row32 * a.blocks;
   const i64 row = row32;
-  const Target target = target_of(a, row);
+  const Target target = target_of(a, label_of(a, row));
   const TX *x = a.x + row * a.ldx;
   TX *dx = a.dx ? a.dx + row * a.lddx : nullptr;
   const i32 n = (i32)a.cols, lead = (i32)lead_of(x), step = (i32)(T * N);
@@ -233,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(LOOP_THREADS) cross_entropy_loop(co
   const u32 t = threadIdx.x;
 #pragma unroll 1
   for (i64 row = blockIdx.x; row < a.tokens; row += gridDim.x) {
-    const Target target = target_of(a, row);
+    const Target target = target_of(a, label_of(a, row));
     const TX *x = a.x + row * a.ldx;
     TX *dx = a.dx ? a.dx + row * a.lddx : nullptr;
     const i64 n = a.cols, start = (i64)t * N - lead_of(x);

@@ -271,6 +271,48 @@ fn large_vocabularies() {
     }
 }
 
+/// More rows than a device works on at a time: blocks that walk over them come round several times, past ignored ones too.
+#[test]
+fn many_long_rows() {
+    let (ctx, mut rng) = (context(), rng("many_long_rows"));
+    let sizes: &[(usize, usize)] = match on_cuda() {
+        true => &[(1300, 17_003), (1300, 16_384), (500, 40_003), (200, 100_003)],
+        false => &[(20, 17_003), (20, 40_003)],
+    };
+    for (tokens, vocabulary) in sizes {
+        let dtype = HIGH[rng.random_range(0..3)];
+        let case = Case::random(&ctx, *tokens, *vocabulary, true, &mut rng);
+        let x: Vec<f32> = values(&mut rng, tokens * vocabulary, false).into_iter().map(|v| v * 3.0).collect();
+        for _ in 0..3 {
+            check_whole(&ctx, &case, dtype, &x, &mut rng);
+        }
+    }
+}
+
+/// Logits so large that their products with log2(e) are rounded to whole numbers.
+#[test]
+fn large_logits() {
+    let (ctx, mut rng) = (context(), rng("large_logits"));
+    for vocabulary in [40, 20_011] {
+        for dtype in [DType::F32, DType::Bf16] {
+            for size in [1e5, 1e7, 1e20, 1e38] {
+                let mut case = Case::random(&ctx, 5, vocabulary, false, &mut rng);
+                (case.reduction, case.smoothing, case.dloss) = (Reduction::None, 0.0, None);
+                case.workspace = Guarded::new(&ctx, 0, 0);
+                let mut x: Vec<f32> = values(&mut rng, 5 * vocabulary, false).into_iter().map(|v| v.clamp(-1.0, 1.0) * size).collect();
+                // Rows whose largest are equal, of either sign.
+                for (i, row) in x.chunks_mut(vocabulary).enumerate() {
+                    let most = if i % 2 == 0 { size } else { -size };
+                    for v in row.iter_mut() {
+                        *v = if rng.random_bool(0.01) { most } else { v.min(most) };
+                    }
+                }
+                check_whole(&ctx, &case, dtype, &x, &mut rng);
+            }
+        }
+    }
+}
+
 #[test]
 fn bad_targets_infinities_and_nan() {
     let (ctx, mut rng) = (context(), rng("bad_targets_infinities_and_nan"));

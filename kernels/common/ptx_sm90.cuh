@@ -37,7 +37,27 @@ DEVICE void tma_load_2d_multicast(u32 dst, const TensorMap *map, i32 x, i32 y, u
                :: "r"(dst), "l"(map), "r"(x), "r"(y), "r"(bar), "h"(mask) : "memory");
 }
 
+// Bytes in a row, a multiple of 16, from and to addresses on 16 bytes.
+DEVICE void bulk_load(u32 dst, const void *src, u32 bytes, u32 bar) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" :: "r"(dst), "l"(src), "r"(bytes), "r"(bar) : "memory");
+}
+// What was read or written as usual in shared memory lies before what bulk copies write there.
+DEVICE void bulk_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // ---------------------------------------------------------------- clusters, registers
+// 16 bytes to the same place of block `rank` (which may be this one), counted by the barrier of the same offset there.
+DEVICE void send16(u32 place, u32 bar, u32 rank, const Vec16 &v) {
+  asm volatile("{ .reg .b32 there, b; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 b, %1, %2;"
+               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [there], {%3, %4, %5, %6}, [b]; }"
+               :: "r"(place), "r"(bar), "r"(rank), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+}
+// As mbar_wait, for what other blocks of the cluster have sent.
+DEVICE void mbar_wait_cluster(u32 bar, u32 parity) {
+  u32 done;
+  do {
+    asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+  } while (!done);
+}
 DEVICE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 // Orders no memory by itself (a release would wait for every store of the block): barriers are published by mbar_init_fence().
 DEVICE void cluster_sync() {

@@ -56,6 +56,43 @@ impl KernelSpec for Spec {
     }
 }
 
+/// `cross_entropy_ring`: stages of a ring in shared memory, groups of threads that take them in turn; a warp besides fills them.
+const RING_ARCHITECTURES: (i32, i32) = (90, 109);
+const RING_BYTES: u32 = 216 * 1024;
+const RING_STAGES: u64 = 12;
+const RING_GROUPS: u64 = 3;
+const RING_THREADS: u32 = 256;
+/// What a block has of a row at most, so that two more find room; and the pieces of a row that is not kept for its gradient.
+const SLICE_BYTES: u64 = 72 * 1024;
+const PIECE_BYTES: u64 = 24 * 1024;
+/// Rows below this have more to gain from many blocks a multiprocessor.
+const RING_ROW_BYTES: u64 = 32 * 1024;
+
+#[derive(Clone, Copy)]
+struct Ring {
+    dtype: DType,
+}
+
+impl KernelSpec for Ring {
+    const SOURCE: SourceFile = SourceFile::CrossEntropyRing;
+
+    fn id(&self) -> u64 {
+        self.dtype as u64
+    }
+
+    fn defines(&self) -> Vec<String> {
+        vec![format!("X={}", self.dtype as i32), format!("GROUPS={RING_GROUPS}"), format!("GROUP_THREADS={RING_THREADS}")]
+    }
+
+    fn entry(&self) -> &'static str {
+        "cross_entropy_ring"
+    }
+
+    fn dynamic_smem(&self) -> u32 {
+        RING_BYTES
+    }
+}
+
 /// The kernels of `loss.cu`.
 #[derive(Clone, Copy)]
 enum Small {
@@ -89,7 +126,8 @@ impl KernelSpec for Small {
 pub(super) fn variants() -> Vec<Variant> {
     let types = [DType::F32, DType::F16, DType::Bf16];
     let rows = types.into_iter().map(|dtype| Variant::of(&Spec { kernel: Kernel::Row, dtype }));
-    rows.chain([Variant::of(&Small::Count)]).collect()
+    let rings = types.into_iter().map(|dtype| Variant::of(&Ring { dtype }).on(RING_ARCHITECTURES.0, RING_ARCHITECTURES.1));
+    rows.chain(rings).chain([Variant::of(&Small::Count)]).collect()
 }
 
 pub(super) fn workspace(tokens: i64) -> u64 {
@@ -163,12 +201,62 @@ impl SmallArgs {
     }
 }
 
-/// Blocks of a row and threads of a block of `cross_entropy_row`; nothing where the row is too long for the device's registers.
-fn row_plan(t: &TensorView, arch: i32) -> Option<(u32, u32)> {
+/// 16-byte vectors that a row touches at most.
+fn vectors_of(t: &TensorView) -> u64 {
     let n = 16 / t.dtype.size() as u64;
     // Rows that may start anywhere take up to a vector more.
     let aligned = t.data.0 % 16 == 0 && (t.rows <= 1 || t.ld as u64 % n == 0);
-    let vectors = (t.cols as u64).saturating_add(if aligned { 0 } else { n - 1 }).div_ceil(n);
+    (t.cols as u64).saturating_add(if aligned { 0 } else { n - 1 }).div_ceil(n)
+}
+
+/// `RingArgs` of the kernel, behind its `Args`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct RingArgs {
+    row: Args,
+    stages: u32,
+    slice: u32,
+    pieces: u32,
+}
+
+/// How `cross_entropy_ring` takes rows: blocks of a cluster, pieces of a row and vectors of one, stages. Nothing where it does not.
+fn ring_plan(x: &TensorView, dx: Option<&TensorView>, arch: i32, shared_memory: u32) -> Option<[u32; 4]> {
+    let vectors = vectors_of(x);
+    let device = (RING_ARCHITECTURES.0..=RING_ARCHITECTURES.1).contains(&arch) && shared_memory >= RING_BYTES + 8 * 1024;
+    let stride = |t: &TensorView| t.ld as u64 * t.dtype.size() as u64 % 16;
+    let together = dx.is_none_or(|dx| dx.data.0 % 16 == x.data.0 % 16 && (x.rows <= 1 || stride(dx) == stride(x)));
+    // Columns are counted in 31 bits.
+    if !device || !together || x.cols > 1 << 30 || vectors * 16 < RING_ROW_BYTES {
+        return None;
+    }
+    // As many for each group.
+    let stages = |slice: u64| (u64::from(RING_BYTES) / (slice * 16)).min(RING_STAGES) / RING_GROUPS * RING_GROUPS;
+    if dx.is_none() {
+        let pieces = (vectors * 16).div_ceil(PIECE_BYTES);
+        let slice = vectors.div_ceil(pieces);
+        return Some([1, vectors.div_ceil(slice), slice, stages(slice)].map(|n| n as u32));
+    }
+    let cluster = (vectors * 16).div_ceil(SLICE_BYTES).next_power_of_two();
+    let slice = vectors.div_ceil(cluster);
+    (cluster <= MAX_CLUSTER).then(|| [cluster, 1, slice, stages(slice)].map(|n| n as u32))
+}
+
+/// As many blocks as the device holds at a time; nothing where that is none.
+fn ring_launch(queue: &Queue<'_>, ring: &Ring, plan: [u32; 4], rows: i64) -> Result<Option<Launch>> {
+    let mut launch = Launch::new([1, 1, 1], RING_GROUPS as u32 * RING_THREADS + 32);
+    (launch.cluster, launch.smem) = (plan[0], RING_BYTES);
+    queue.load(ring)?;
+    let clusters = match launch.cluster {
+        1 => queue.multiprocessors(),
+        n => queue.resident_clusters(ring, &launch, &queue.backend.ring_clusters[n.ilog2() as usize - 1])?,
+    };
+    launch.grid[0] = clusters.min(rows.clamp(1, 1 << 30) as u32) * launch.cluster;
+    Ok((clusters > 0).then_some(launch))
+}
+
+/// Blocks of a row and threads of a block of `cross_entropy_row`; nothing where the row is too long for the device's registers.
+fn row_plan(t: &TensorView, arch: i32) -> Option<(u32, u32)> {
+    let vectors = vectors_of(t);
     let most = if arch >= 90 { MAX_CLUSTER } else { 1 };
     let blocks = vectors.div_ceil(SLOTS * ROW_THREADS).max(1).next_power_of_two();
     // The grid counts rows in 31 bits.
@@ -182,17 +270,26 @@ pub(super) unsafe fn cross_entropy(backend: &CudaBackend, a: &Job, stream: Strea
     let queue = Queue::new(backend, stream)?;
     let (x, t) = (&a.logits, &a.targets);
     let total = !a.losses.total.is_null();
-    let (kernel, launch, per_row) = match row_plan(x, queue.backend.capability.arch) {
-        Some((cluster, threads)) => {
+    let ring = Ring { dtype: x.dtype };
+    let dx = a.gradient.as_ref().map(|g| &g.dlogits);
+    let plan = match ring_plan(x, dx, backend.capability.arch, backend.max_shared_memory) {
+        Some(plan) => ring_launch(&queue, &ring, plan, x.rows)?.map(|launch| (launch, plan)),
+        None => None,
+    };
+    let (kernel, launch) = match (&plan, row_plan(x, backend.capability.arch)) {
+        (Some((launch, _)), _) => (Kernel::Row, *launch),
+        (None, Some((cluster, threads))) => {
             let mut launch = Launch::new([x.rows.max(1) as u32 * cluster, 1, 1], threads);
             launch.cluster = cluster;
-            (Kernel::Row, launch, cluster)
+            (Kernel::Row, launch)
         }
-        None => (Kernel::Loop, Launch::new([(x.rows as u64).clamp(1, MAX_GRID_X) as u32, 1, 1], LOOP_THREADS), 1),
+        (None, None) => (Kernel::Loop, Launch::new([(x.rows as u64).clamp(1, MAX_GRID_X) as u32, 1, 1], LOOP_THREADS)),
     };
     let spec = Spec { kernel, dtype: x.dtype };
     // Nothing is enqueued unless all of it can be.
-    queue.load(&spec)?;
+    if plan.is_none() {
+        queue.load(&spec)?;
+    }
     if total {
         queue.load(&Small::Total)?;
     }
@@ -223,12 +320,18 @@ pub(super) unsafe fn cross_entropy(backend: &CudaBackend, a: &Job, stream: Strea
         ignore: t.ignore_index,
         smoothing: t.label_smoothing,
         narrow: small.narrow,
-        blocks: per_row,
+        blocks: launch.cluster,
     };
-    // With no columns there are losses all the same.
-    if x.rows > 0 {
+    match plan {
+        // With no columns there are losses all the same.
+        _ if x.rows == 0 => (),
+        Some((_, [_, pieces, slice, stages])) => {
+            let args = RingArgs { row: args, stages, slice, pieces };
+            // SAFETY: as above.
+            unsafe { queue.launch(&ring, &launch, arguments![args])? };
+        }
         // SAFETY: as above.
-        unsafe { queue.launch(&spec, &launch, arguments![args])? };
+        None => unsafe { queue.launch(&spec, &launch, arguments![args])? },
     }
     if !total {
         return Ok(());

@@ -46,6 +46,7 @@ sources! {
     RopeAny = "rope_any.cu",
     Amax = "amax.cu",
     CrossEntropy = "cross_entropy.cu",
+    CrossEntropyRing = "cross_entropy_ring.cu",
     Dbias = "dbias.cu",
     Dequantize = "dequantize.cu",
     Loss = "loss.cu",
@@ -58,6 +59,7 @@ sources! {
 pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("common/activation.cuh", include_str!("../../../kernels/common/activation.cuh")),
     ("common/base.cuh", include_str!("../../../kernels/common/base.cuh")),
+    ("common/cross_entropy.cuh", include_str!("../../../kernels/common/cross_entropy.cuh")),
     ("common/dbias.cuh", include_str!("../../../kernels/common/dbias.cuh")),
     ("common/functions.cuh", include_str!("../../../kernels/common/functions.cuh")),
     ("common/gemm_epilogue.cuh", include_str!("../../../kernels/common/gemm_epilogue.cuh")),
