@@ -62,10 +62,11 @@ const RING_BYTES: u32 = 216 * 1024;
 const RING_STAGES: u64 = 12;
 const RING_GROUPS: u64 = 3;
 const RING_THREADS: u32 = 256;
-/// What a block has of a row at most, so that two more find room; and the pieces of a row that is not kept for its gradient.
+/// What a block has of a row at most, so that two more find room; and the vectors of a piece of a row that is not kept for its gradient: as
+/// many as the threads of a group take at two times.
 const SLICE_BYTES: u64 = 72 * 1024;
-const PIECE_BYTES: u64 = 24 * 1024;
-/// Rows below this have more to gain from many blocks a multiprocessor.
+const PIECE: u64 = 2048;
+/// Rows up to this have more to gain from many blocks a multiprocessor.
 const RING_ROW_BYTES: u64 = 32 * 1024;
 
 #[derive(Clone, Copy)]
@@ -226,19 +227,18 @@ fn ring_plan(x: &TensorView, dx: Option<&TensorView>, arch: i32, shared_memory: 
     let stride = |t: &TensorView| t.ld as u64 * t.dtype.size() as u64 % 16;
     let together = dx.is_none_or(|dx| dx.data.0 % 16 == x.data.0 % 16 && (x.rows <= 1 || stride(dx) == stride(x)));
     // Columns are counted in 31 bits.
-    if !device || !together || x.cols > 1 << 30 || vectors * 16 < RING_ROW_BYTES {
+    if !device || !together || x.cols > 1 << 30 || vectors * 16 <= RING_ROW_BYTES {
         return None;
     }
     // As many for each group.
     let stages = |slice: u64| (u64::from(RING_BYTES) / (slice * 16)).min(RING_STAGES) / RING_GROUPS * RING_GROUPS;
     if dx.is_none() {
-        let pieces = (vectors * 16).div_ceil(PIECE_BYTES);
-        let slice = vectors.div_ceil(pieces);
-        return Some([1, vectors.div_ceil(slice), slice, stages(slice)].map(|n| n as u32));
+        return Some([1, vectors.div_ceil(PIECE), PIECE, stages(PIECE)].map(|n| n as u32));
     }
-    let cluster = (vectors * 16).div_ceil(SLICE_BYTES).next_power_of_two();
+    // Twice the stages are worth a neighbour to wait for. Clusters of 4 leave as many multiprocessors idle as those of 8 do.
+    let cluster = if vectors * 16 <= 2 * SLICE_BYTES { 2 } else { MAX_CLUSTER };
     let slice = vectors.div_ceil(cluster);
-    (cluster <= MAX_CLUSTER).then(|| [cluster, 1, slice, stages(slice)].map(|n| n as u32))
+    (slice * 16 <= SLICE_BYTES).then(|| [cluster, 1, slice, stages(slice)].map(|n| n as u32))
 }
 
 /// As many blocks as the device holds at a time; nothing where that is none.
