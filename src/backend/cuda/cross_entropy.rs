@@ -241,17 +241,14 @@ fn ring_plan(x: &TensorView, dx: Option<&TensorView>, arch: i32, shared_memory: 
     (slice * 16 <= SLICE_BYTES).then(|| [cluster, 1, slice, stages(slice)].map(|n| n as u32))
 }
 
-/// As many blocks as the device holds at a time; nothing where that is none.
-fn ring_launch(queue: &Queue<'_>, ring: &Ring, plan: [u32; 4], rows: i64) -> Result<Option<Launch>> {
+/// As many blocks as the device holds at a time.
+fn ring_launch(queue: &Queue<'_>, ring: &Ring, plan: [u32; 4], rows: i64) -> Result<Launch> {
     let mut launch = Launch::new([1, 1, 1], RING_GROUPS as u32 * RING_THREADS + 32);
     (launch.cluster, launch.smem) = (plan[0], RING_BYTES);
     queue.load(ring)?;
-    let clusters = match launch.cluster {
-        1 => queue.multiprocessors(),
-        n => queue.resident_clusters(ring, &launch, &queue.backend.ring_clusters[n.ilog2() as usize - 1])?,
-    };
+    let clusters = if launch.cluster == 1 { queue.multiprocessors() } else { queue.clusters(ring, &launch)? };
     launch.grid[0] = clusters.min(rows.clamp(1, 1 << 30) as u32) * launch.cluster;
-    Ok((clusters > 0).then_some(launch))
+    Ok(launch)
 }
 
 /// Blocks of a row and threads of a block of `cross_entropy_row`; nothing where the row is too long for the device's registers.
@@ -273,7 +270,7 @@ pub(super) unsafe fn cross_entropy(backend: &CudaBackend, a: &Job, stream: Strea
     let ring = Ring { dtype: x.dtype };
     let dx = a.gradient.as_ref().map(|g| &g.dlogits);
     let plan = match ring_plan(x, dx, backend.capability.arch, backend.max_shared_memory) {
-        Some(plan) => ring_launch(&queue, &ring, plan, x.rows)?.map(|launch| (launch, plan)),
+        Some(plan) => Some((ring_launch(&queue, &ring, plan, x.rows)?, plan)),
         None => None,
     };
     let (kernel, launch) = match (&plan, row_plan(x, backend.capability.arch)) {

@@ -60,7 +60,6 @@ table! {
     module_load_data = c"cuModuleLoadData": fn(*mut Handle, *const c_void);
     module_get_function = c"cuModuleGetFunction": fn(*mut Handle, Handle, *const c_char);
     func_set_attribute = c"cuFuncSetAttribute": fn(Handle, c_int, c_int);
-    occupancy_max_active_clusters = c"cuOccupancyMaxActiveClusters": fn(*mut c_int, Handle, *const CUlaunchConfig);
     launch_kernel_ex = c"cuLaunchKernelEx": fn(*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
     occupancy_clusters = c"cuOccupancyMaxActiveClusters": fn(*mut c_int, Handle, *const CUlaunchConfig);
     stream_is_capturing = c"cuStreamIsCapturing": fn(Handle, *mut c_int);

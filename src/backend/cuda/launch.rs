@@ -1,9 +1,6 @@
 //! Enqueuing kernels.
 
-use std::{
-    ffi::c_void,
-    sync::atomic::{AtomicU32, Ordering},
-};
+use std::ffi::c_void;
 
 use super::{
     driver::{CUlaunchAttribute, CUlaunchConfig},
@@ -66,33 +63,6 @@ impl<'a> Queue<'a> {
         }
         // SAFETY: by contract.
         unsafe { self.enqueue(f, launch, arguments, spec.entry()) }
-    }
-
-    /// How many clusters of `launch` the device can hold at a time, for a kernel whose blocks walk over the work. `known`: where the answer
-    /// is kept; 0: not asked yet.
-    pub(crate) fn resident_clusters<S: KernelSpec>(&self, spec: &S, launch: &Launch, known: &AtomicU32) -> Result<u32> {
-        let before = known.load(Ordering::Relaxed);
-        if before != 0 {
-            return Ok(before);
-        }
-        let f = self.backend.jit.get(spec, self.backend.driver, self.stream)?;
-        // SAFETY: plain C structs, for which zeros are valid.
-        let (mut attribute, mut config): (CUlaunchAttribute, CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-        attribute.id = cudarc::driver::sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
-        attribute.value.clusterDim.x = launch.cluster;
-        attribute.value.clusterDim.y = 1;
-        attribute.value.clusterDim.z = 1;
-        (config.gridDimX, config.gridDimY, config.gridDimZ) = (launch.cluster, 1, 1);
-        (config.blockDimX, config.blockDimY, config.blockDimZ) = (launch.block, 1, 1);
-        config.sharedMemBytes = launch.smem;
-        config.attrs = &mut attribute;
-        config.numAttrs = 1;
-        let mut clusters = 0;
-        // SAFETY: a loaded kernel, an out-pointer; the attribute outlives the call.
-        let code = unsafe { (self.backend.driver.occupancy_max_active_clusters)(&mut clusters, f.0, &config) };
-        self.backend.driver.check("cuOccupancyMaxActiveClusters", code)?;
-        known.store(clusters as u32, Ordering::Relaxed);
-        Ok(clusters as u32)
     }
 
     unsafe fn enqueue(&self, f: Function, l: &Launch, arguments: &mut [*mut c_void], entry: &str) -> Result<()> {

@@ -33,7 +33,7 @@ use std::{
     fmt::Display,
     ptr,
     sync::{
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
         Mutex,
     },
 };
@@ -68,8 +68,6 @@ pub(crate) struct CudaBackend {
     verified: Box<[AtomicU64; VERIFIED]>,
     /// Shared memory of one block at most, in bytes.
     max_shared_memory: u32,
-    /// Clusters of 2, 4 and 8 blocks of `cross_entropy_ring` that the device holds at a time; 0: not known yet.
-    ring_clusters: [AtomicU32; 3],
     /// Kernels may take their places before the one ahead of them has ended (`after_previous` in the kernels).
     dependent_launch: bool,
     /// How many clusters of a kernel run at a time, by its entry, blocks of a cluster, threads and shared memory of a block.
@@ -139,7 +137,6 @@ impl CudaBackend {
             pageable,
             verified: Box::new([const { AtomicU64::new(0) }; VERIFIED]),
             max_shared_memory: max_shared_memory as u32,
-            ring_clusters: Default::default(),
             // Drivers before 12.3 cannot capture such a launch.
             dependent_launch: arch >= 90 && version >= 12_030,
             clusters: Mutex::default(),
