@@ -5,7 +5,7 @@ use super::{
     dequantize::{fp8_transpose, load_transpose},
     jit::KernelSpec,
     launch::{arguments, blocks, Launch, Queue},
-    norm_any::{slabs, Any, AnyArgs, AnyForward, AnyRows, STRIP},
+    norm_any::{slabs, Any, AnyArgs, AnyForward, AnyRows, Ring, RingSpec, STRIP},
     sources::SourceFile,
     testing::Variant,
     CudaBackend,
@@ -52,6 +52,9 @@ pub(super) fn variants() -> Vec<Variant> {
             }
             all.push(Variant::of(&ForwardSpec { kernel: Forward::Transposed, x: dtype, norm }));
             all.push(Variant::of(&AnyForward { vectors: true, x: dtype, norm, smem: 0 }));
+            if Ring::serves(dtype) {
+                all.push(Variant::of(&RingSpec { x: dtype, norm, smem: 0 }).on(90, 999));
+            }
             for octets in BACKWARD_OCTETS {
                 all.push(Variant::of(&BackwardSpec { dtype, norm, octets, cluster: false, smem: 0 }));
             }
@@ -330,11 +333,22 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
     } else {
         let max_smem = max_smem(&queue);
-        let (p, kept) = AnyRows::forward(vectors, x.dtype, rows, cols, multiprocessors, max_smem);
-        (args.warps, args.slots, args.kept) = (p.warps as i32, p.slots as i32, kept as i32);
-        let spec = AnyForward { vectors, x: x.dtype, norm, smem: max_smem };
-        // SAFETY: as above.
-        unsafe { queue.launch(&spec, &p.launch(kept), arguments![args])? };
+        let clusters = vectors && a.residual.is_none() && queue.backend.capability.arch >= 90;
+        let smem = max_smem.saturating_sub(Ring::SMEM_LESS);
+        if let Some(p) = clusters.then(|| Ring::new(x.dtype, norm, cols, smem)).flatten() {
+            (args.warps, args.slots, args.kept) = (p.warps as i32, p.slots as i32, Ring::STAGES as i32);
+            let spec = RingSpec { x: x.dtype, norm, smem };
+            let (mut launch, wanted) = p.launch(rows);
+            launch.grid[0] *= wanted.min(queue.clusters(&spec, &launch)?);
+            // SAFETY: as above.
+            unsafe { queue.launch(&spec, &launch, arguments![args])? };
+        } else {
+            let (p, kept) = AnyRows::forward(vectors, x.dtype, rows, cols, multiprocessors, max_smem);
+            (args.warps, args.slots, args.kept) = (p.warps as i32, p.slots as i32, kept as i32);
+            let spec = AnyForward { vectors, x: x.dtype, norm, smem: max_smem };
+            // SAFETY: as above.
+            unsafe { queue.launch(&spec, &p.launch(kept), arguments![args])? };
+        }
     }
     if !transposed {
         return Ok(());

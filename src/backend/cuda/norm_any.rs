@@ -1,4 +1,5 @@
-//! Norms of rows that are long, or not aligned for vectors: `kernels/norm_fwd_any.cu` and `norm_bwd_any.cu`, and how they run.
+//! Norms of rows that are long, or not aligned for vectors: `kernels/norm_fwd_any.cu`, `norm_fwd_ring.cu` and `norm_bwd_any.cu`, and how
+//! they run.
 
 use super::{jit::KernelSpec, launch::Launch, norm::vector, sources::SourceFile};
 use crate::{
@@ -55,9 +56,6 @@ const ROWS_PER_BLOCK: u64 = 4;
 /// Warps of a block at most: `norm_fwd_wide`, the others.
 const WIDE_WARPS: u64 = 32;
 const ANY_WARPS: u64 = 20;
-/// Slots of a thread: few warps a row and many rows a multiprocessor wait less for each other than the other way round.
-const WANTED_SLOTS: u64 = 8;
-
 impl AnyRows {
     fn new(rows: u64, units: u64, warps: u64) -> Self {
         let per_block = if warps == 1 { ROWS_PER_BLOCK } else { 1 };
@@ -69,14 +67,11 @@ impl AnyRows {
         }
     }
 
-    /// Element by element, `unit` columns a slot: about the wanted number of slots, and as little of them beyond the row as can be.
-    fn any(rows: u64, cols: u64, unit: u64) -> Self {
+    /// Element by element, `unit` columns a slot. Few warps a row and many rows a multiprocessor wait less for each other than the other
+    /// way round, until shared memory holds too few rows.
+    fn any(rows: u64, cols: u64, unit: u64, most_slots: u64) -> Self {
         let units = cols.max(1).div_ceil(unit);
-        let warps = (units.div_ceil(WANTED_SLOTS + 1)..=units.div_ceil(WANTED_SLOTS - 1))
-            .map(|w| w.clamp(1, ANY_WARPS))
-            .min_by_key(|w| (units.div_ceil(*w) * w, *w))
-            .unwrap_or(1);
-        Self::new(rows, units, warps)
+        Self::new(rows, units, units.div_ceil(most_slots).clamp(1, ANY_WARPS))
     }
 
     /// For a forward pass; with how many slots wait in shared memory.
@@ -85,20 +80,96 @@ impl AnyRows {
         let plan = match vectors {
             // The longest rows: a block has a multiprocessor to itself, and fetches its next row while it writes one.
             true => Self::new(rows.min(u64::from(multiprocessors)), cols.max(1).div_ceil(unit), WIDE_WARPS),
-            false => Self::any(rows, cols, unit),
+            false => Self::any(rows, cols, unit, if cols <= 40 * unit { 9 } else { 13 }),
         };
         (plan, u64::from(max_smem / (16 * plan.block)).min(plan.slots) as u32)
     }
 
     /// For `norm_bwd_dx`.
     pub(super) fn backward(rows: u64, cols: u64) -> Self {
-        Self::any(rows, cols, 256)
+        Self::any(rows, cols, 256, 9)
     }
 
     pub(super) fn launch(&self, kept: u32) -> Launch {
         let mut launch = Launch::new([self.grid, 1, 1], self.block);
         launch.smem = kept * 16 * self.block;
         launch
+    }
+}
+
+/// `norm_fwd_ring`.
+#[derive(Clone, Copy)]
+pub(super) struct RingSpec {
+    pub(super) x: DType,
+    pub(super) norm: Norm,
+    /// Dynamic shared memory that the device allows.
+    pub(super) smem: u32,
+}
+
+impl KernelSpec for RingSpec {
+    const SOURCE: SourceFile = SourceFile::NormFwdRing;
+
+    fn id(&self) -> u64 {
+        self.x as u64 | (self.norm as u64) << 4
+    }
+
+    fn defines(&self) -> Vec<String> {
+        vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32)]
+    }
+
+    fn entry(&self) -> &'static str {
+        "norm_fwd_ring"
+    }
+
+    fn dynamic_smem(&self) -> u32 {
+        self.smem
+    }
+}
+
+/// How `norm_fwd_ring` runs: each row by a cluster, whose blocks hold groups of `warps` warps with a share of a row each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ring {
+    pub(super) warps: u32,
+    pub(super) slots: u32,
+    groups: u32,
+    smem: u32,
+}
+
+impl Ring {
+    /// Blocks of a cluster, groups of a block and its threads at most, columns of a thread.
+    const BLOCKS: u64 = 8;
+    const GROUPS: u64 = 4;
+    const THREADS: u64 = 768;
+    const COLUMNS: u64 = 32;
+    /// Rows to come.
+    pub(super) const STAGES: u64 = 2;
+    /// Static arrays take more than other kernels' do.
+    pub(super) const SMEM_LESS: u32 = 2048;
+
+    /// Nothing where a share is too long for a block, or where there are too few registers.
+    pub(super) fn new(dtype: DType, norm: Norm, cols: u64, max_smem: u32) -> Option<Self> {
+        if !Self::serves(dtype) {
+            return None;
+        }
+        let vectors = (cols / vector(dtype)).div_ceil(Self::BLOCKS).max(1);
+        let threads = (vectors * vector(dtype)).div_ceil(Self::COLUMNS).next_multiple_of(32);
+        let parameters = threads * Self::COLUMNS * 4 * if norm == Norm::Rms { 1 } else { 2 };
+        let smem = |groups: u64| parameters + Self::STAGES * groups * threads * Self::COLUMNS * dtype.size() as u64;
+        let most = Self::GROUPS.min(Self::THREADS / threads);
+        let groups = (1..=most).rev().find(|g| smem(*g) <= u64::from(max_smem))?;
+        let slots = vectors.div_ceil(threads) as u32;
+        Some(Self { warps: (threads / 32) as u32, slots, groups: groups as u32, smem: smem(groups) as u32 })
+    }
+
+    pub(super) fn serves(dtype: DType) -> bool {
+        dtype != DType::F32
+    }
+
+    /// With one cluster; and the clusters that rows give work.
+    pub(super) fn launch(&self, rows: u64) -> (Launch, u32) {
+        let mut launch = Launch::new([Self::BLOCKS as u32, 1, 1], self.warps * 32 * self.groups);
+        (launch.smem, launch.cluster) = (self.smem, Self::BLOCKS as u32);
+        (launch, rows.div_ceil(u64::from(self.groups)).clamp(1, 1 << 20) as u32)
     }
 }
 
@@ -166,4 +237,34 @@ pub(super) const STRIP: u64 = 128;
 pub(super) fn slabs(rows: u64, cols: u64, multiprocessors: u32) -> u32 {
     let most = (u64::from(multiprocessors) * 6 / cols.div_ceil(STRIP)).max(1);
     rows.div_ceil(64).min(u64::from(multiprocessors)).min(most) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_plan_covers_its_row_and_fits() {
+        for dtype in [DType::F32, DType::F16, DType::Bf16] {
+            for norm in [Norm::Layer, Norm::Rms] {
+                let n = vector(dtype);
+                for cols in (0..600).chain([1001, 4099, 12_288, 18_433, 32_776, 65_536, 65_544, 100_000, 131_072, 250_001, 1 << 34]) {
+                    for (max_smem, vectors) in [(98_304, true), (229_376, true), (98_304, false), (229_376, false)] {
+                        let (p, kept) = AnyRows::forward(vectors, dtype, 700, cols, 132, max_smem);
+                        assert!(u64::from(p.warps) * p.slots * 32 * n >= cols && p.launch(kept).smem <= max_smem, "{p:?} for {cols}");
+                        assert!(p.block <= if vectors { 1024 } else { 640 } && u64::from(kept) <= p.slots, "{p:?}");
+                        let p = AnyRows::backward(700, cols);
+                        assert!(u64::from(p.warps) * p.slots * 256 >= cols && p.block <= 640, "{p:?} for {cols}");
+                        let Some(p) = Ring::new(dtype, norm, cols, max_smem) else {
+                            assert!(dtype == DType::F32 || cols > 49_152, "{cols} columns have no plan");
+                            continue;
+                        };
+                        let launch = p.launch(700).0;
+                        assert!(launch.smem <= max_smem && launch.block <= 768 && p.groups <= 4 && p.slots <= 4);
+                        assert!(u64::from(p.warps * 32 * p.slots) * n * 8 >= cols / n * n, "{p:?} for {cols}");
+                    }
+                }
+            }
+        }
+    }
 }

@@ -40,6 +40,7 @@ sources! {
     NormBwdAny = "norm_bwd_any.cu",
     NormFwd = "norm_fwd.cu",
     NormFwdAny = "norm_fwd_any.cu",
+    NormFwdRing = "norm_fwd_ring.cu",
     NormFwdRow = "norm_fwd_row.cu",
     Dropout = "dropout.cu",
     Rope = "rope.cu",

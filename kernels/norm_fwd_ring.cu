@@ -1,0 +1,201 @@
+// LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward for rows that no block has registers for: as norm_fwd_row.cu, with each row shared out
+// among the blocks of a cluster. No residual; everything is aligned for vectors.
+//
+// One block per multiprocessor stays for the whole pass and walks over rows, with the parameters of its columns in shared memory as f32: of
+// rows as long as these, they would come from L2 for every row. It holds groups of `warps` warps, each with its share of a row at a time. A
+// thread's vectors of the next `kept` rows come by cp.async into places that nobody else reads, and stay in registers from there to y.
+// Every warp sums about a mean of its own, and what they found is brought to one centre afterwards: one barrier and one exchange a row.
+//
+// Bytes moved per element: sizeof(X) + sizeof(y); once per column and cluster its parameters.
+#include "common/ptx_sm90.cuh"
+#include "common/norm_fwd.cuh"
+
+// Vectors of a thread, groups of a block at most.
+#define SLOTS (32 / N)
+#define GROUPS 4
+
+// About a pivot: n columns, the sum of x - pivot and of its square.
+struct alignas(16) Found { float n, pivot, rest, squares; };
+
+DEVICE Found read_found(u32 at) {
+  const Vec16 v = read16(at);
+  return {float_of(v.w[0]), float_of(v.w[1]), float_of(v.w[2]), float_of(v.w[3])};
+}
+// What `count` of them found, from `at` on, together.
+DEVICE Found together(u32 at, u32 count) {
+  Found all = {0.0f, 0.0f, 0.0f, 0.0f};
+  if (RMS) {
+#pragma unroll 2
+    for (u32 i = 0; i < count; ++i) all.squares += read_found(at + i * 16).squares;
+    return all;
+  }
+  float sum = 0.0f;
+#pragma unroll 2
+  for (u32 i = 0; i < count; ++i) {
+    const Found f = read_found(at + i * 16);
+    all.n += f.n;
+    sum += f.n * f.pivot;
+  }
+  all.pivot = centre_of(sum, __fdividef(1.0f, all.n));
+#pragma unroll 2
+  for (u32 i = 0; i < count; ++i) {
+    const Found f = read_found(at + i * 16);
+    const float d = f.pivot - all.pivot, nd = f.n * d;
+    all.rest += f.rest + nd;
+    all.squares += f.squares + d * (2.0f * f.rest + nd);
+  }
+  return all;
+}
+
+DEVICE u32 cluster_size() { u32 n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
+// Into block `rank`, at the same offset as here, whose barrier counts the bytes.
+DEVICE void put_found(u32 at, u32 bar, u32 rank, const Found &f) {
+  asm volatile(
+      "{ .reg .b32 there, its; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 its, %1, %2;\n\t"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [its]; }" ::"r"(at), "r"(bar), "r"(rank),
+      "f"(f.n), "f"(f.pivot), "f"(f.rest), "f"(f.squares)
+      : "memory");
+}
+
+// Dynamic shared memory, 16-byte words: kept * SLOTS a thread, and behind them, of one group, 2 (RMSNorm: 1) * SLOTS * N / 4 a thread.
+extern "C" __global__ void __launch_bounds__(768, 1) norm_fwd_ring(const Args a) {
+  after_previous();
+  extern __shared__ Vec16 ring[];
+  __shared__ Found parts[2][32];
+  const u32 lane = threadIdx.x & 31, T = a.warps * 32, group = threadIdx.x / T, groups = blockDim.x / T, t = threadIdx.x - group * T, warp = t >> 5;
+  alignas(8) __shared__ u64 arrived[2][GROUPS];
+  __shared__ Found shares[2][GROUPS][8];
+  const u32 C = cluster_size(), rank = cluster_rank(), unit = blockIdx.x / C, units = gridDim.x / C;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i)
+      for (int g = 0; g < GROUPS; ++g) mbar_init(shared_address(&arrived[i][g]), 1);
+    mbar_init_fence();
+  }
+  __syncthreads();
+  cluster_sync();
+  // The warp's vectors: at, at + 32, ... below end.
+  const u32 vectors = (u32)a.hidden / N, per_block = (vectors + C - 1) / C, per_warp = a.slots * 32, block_end = imin((rank + 1) * per_block, vectors);
+  const u32 first = rank * per_block + warp * per_warp, end = imin(first + per_warp, block_end), at = first + lane;
+  const float n = first < end ? (float)((end - first) * N) : 0.0f;
+  const u32 pitch = blockDim.x * 16, mine = shared_address(ring) + threadIdx.x * 16;
+  const i64 step = (i64)units * groups;
+  const auto fetch = [&](u32 stage, i64 ahead) {
+    if (ahead < a.rows) {
+      const TX *x = a.x + ahead * a.ldx + (i64)at * N;
+#pragma unroll
+      for (int i = 0; i < SLOTS; ++i)
+        if (at + i * 32 < end) copy16(mine + (stage * SLOTS + i) * pitch, x + i * 32 * N);
+    }
+    commit();
+  };
+  for (int s = 0; s < a.kept; ++s) fetch(s, (i64)unit * groups + group + s * step);
+  // Parameters: vector q of slot i of a group's thread t at ((kind * SLOTS + i) * N / 4 + q) * T * 16.
+  const u32 weights = shared_address(ring) + a.kept * SLOTS * pitch + t * 16;
+  if (group == 0) {
+#pragma unroll 1
+    for (int kind = 0; kind < (RMS ? 1 : 2); ++kind) {
+      const void *p = kind ? a.beta : a.gamma;
+      const int dt = kind ? a.beta_dt : a.gamma_dt;
+      const float without = kind ? 0.0f : 1.0f, more = kind || !a.zero_centered ? -0.0f : 1.0f;
+#pragma unroll 1
+      for (int i = 0; i < SLOTS; ++i) {
+        if (at + i * 32 >= end) break;
+        float f[N];
+#pragma unroll
+        for (int k = 0; k < N; ++k) f[k] = without;
+        if (p) {
+          Parameters<N> raw;
+          raw.fetch(p, dt, (i64)(at + i * 32) * N);
+          raw.widen(dt, f);
+#pragma unroll
+          for (int k = 0; k < N; ++k) f[k] += more;
+        }
+#pragma unroll
+        for (int q = 0; q < N / 4; ++q) write16(weights + ((kind * SLOTS + i) * (N / 4) + q) * T * 16, &f[4 * q]);
+      }
+    }
+  }
+  const float scale = read_scale(a);
+  const bool fp8 = is_fp8(a.y_dt);
+  float amax = 0.0f;
+  __syncthreads();
+  u32 stage = 0, turn = 0, parity = 0;
+#pragma unroll 1
+  for (i64 row = (i64)unit * groups + group; row < a.rows; row += step, turn ^= 1) {
+    wait(a.kept);
+    float v[SLOTS][N];
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i) {
+      Vec16 raw = {{0, 0, 0, 0}};
+      if (at + i * 32 < end) raw = read16(mine + (stage * SLOTS + i) * pitch);
+      unpack<X>(raw, v[i]);
+    }
+    // The place is free again.
+    fetch(stage, row + a.kept * step);
+    stage = stage + 1 == (u32)a.kept ? 0 : stage + 1;
+    Found f = {n, 0.0f, 0.0f, 0.0f};
+    float sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+    if (!RMS) {
+#pragma unroll
+      for (int i = 0; i < SLOTS; ++i)
+#pragma unroll
+        for (int k = 0; k < N; ++k) sum[k & 1] += v[i][k];
+      f.pivot = n > 0.0f ? centre_of(warp_sum(sum[0] + sum[1]), __fdividef(1.0f, n)) : 0.0f;
+      sum[0] = sum[1] = 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i) {
+      const float c = at + i * 32 < end ? f.pivot : 0.0f;
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        if (!RMS) {
+          v[i][k] -= c;
+          sum[k & 1] += v[i][k];
+        }
+        squares[k & 1] += v[i][k] * v[i][k];
+      }
+    }
+    f.squares = squares[0] + squares[1];
+    f.rest = sum[0] + sum[1];
+    if (RMS) f.squares = warp_sum(f.squares);
+    else group_sum2(f.rest, f.squares, nullptr, nullptr, nullptr, 1, [] {});
+    const u32 place = shared_address(&parts[turn][group * a.warps]);
+    if (lane == 0) write16(place + warp * 16, &f.n);
+    sync_some(group + 1, T);
+    Found all = together(place, a.warps);
+    const u32 bar = shared_address(&arrived[turn][group]), theirs = shared_address(&shares[turn][group][0]);
+    if (t < C) put_found(theirs + rank * 16, bar, t, all);
+    if (t == 0) mbar_arrive_expect(bar, C * sizeof(Found));
+    mbar_wait(bar, parity);
+    parity ^= turn;
+    all = together(theirs, C);
+    const Stats s = finish(all.pivot, all.rest, all.squares, a.inv_n, a.eps);
+    if (t == 0 && rank == 0) put_stats(a, row, s);
+    const float shift = RMS ? 0.0f : ((f.pivot - s.centre) - s.rest) * s.rsigma;
+    u8 *y = a.y + (row * a.ldy + (i64)at * N) * element_size(a.y_dt);
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i)
+      if (at + i * 32 < end) {
+#pragma unroll
+        for (int q = 0; q < N / 4; ++q) {
+          const Vec16 g = read16(weights + (i * (N / 4) + q) * T * 16);
+          Vec16 b = g;
+          if (!RMS) b = read16(weights + ((SLOTS + i) * (N / 4) + q) * T * 16);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            float &o = v[i][4 * q + k];
+            o = RMS ? o * s.rsigma * float_of(g.w[k]) : (o * s.rsigma + shift) * float_of(g.w[k]) + float_of(b.w[k]);
+          }
+        }
+        if (fp8) {
+#pragma unroll
+          for (int k = 0; k < N; ++k) amax = max_nan(amax, v[i][k]);
+        }
+        with_type(a.y_dt, [&](auto type) { store_vector<decltype(type)::value>(y, i * 32 * N, v[i], scale); });
+      }
+  }
+  if (!fp8 || !a.amax) return;
+  const u32 most = warp_max(bits_of(amax));
+  // The slot only grows, so most warps need no atomic.
+  if (lane == 0 && most > *(volatile const u32 *)a.amax) record_amax(a.amax, most);
+}
