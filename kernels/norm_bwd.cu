@@ -101,6 +101,13 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
     commit();
   };
 
+  // On their way before anything else is looked at.
+  for (int s = 0; s + 1 < a.stages; ++s) fetch(s);
+  float next_mu = 0.0f, next_rsigma = 0.0f;
+  if (first < a.rows) {
+    if (!RMS) next_mu = a.mu[first];
+    next_rsigma = a.rsigma[first];
+  }
   const bool past = beyond_cache(a.rows, a.hidden, sizeof(TX));
   // The weight lies behind the ring, vector q of slot i of a group's thread t at (i * N / 4 + q) * T * 16: so many sums leave no registers.
   float dgamma[SLOTS][N], dbeta[SLOTS][N];
@@ -131,12 +138,6 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const Args a) 
   };
 
   const float inv_n = 1.0f / (float)a.hidden;
-  for (int s = 0; s + 1 < a.stages; ++s) fetch(s);
-  float next_mu = 0.0f, next_rsigma = 0.0f;
-  if (first < a.rows) {
-    if (!RMS) next_mu = a.mu[first];
-    next_rsigma = a.rsigma[first];
-  }
   u32 stage = 0, turn = 0;
 #if CLUSTER
   u32 parity = 0;

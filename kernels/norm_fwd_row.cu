@@ -23,7 +23,7 @@ template <class F> DEVICE void with_output(int dt, F f) {
 }
 
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps; everything is aligned for vectors. Four warps a block where `warps` is 1.
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1) norm_fwd_row(const Args a) {
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) norm_fwd_row(const Args a) {
   after_previous();
   alignas(16) __shared__ float parts[3][32];
   const bool alone = a.warps == 1;  // no barrier is met
@@ -33,27 +33,28 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1) norm_fwd_row(const 
   put_scale_inv(a);
   if (row >= a.rows) return;
   Vec16 raw[SLOTS];
-  load_row<X == DT_F32 ? 2 : SLOTS>(a, row, own, raw);
+  load_row<X == DT_F32 || !KEEP && FP8 ? 2 : KEEP ? SLOTS : 4>(a, row, own, raw);
+  // With x, so that nobody waits for them at the end; where registers are short, the second one anew then.
+  const float scale = FP8 && a.scale ? *a.scale : 1.0f;
+  const u32 early = KEEP ? read_amax(a) : 0;
   // Parts of warps that are not there; the first barrier of a sum stands between this and whoever reads them.
   if (threadIdx.x >= a.warps && threadIdx.x < 32) {
 #pragma unroll
     for (int k = 0; k < 3; ++k) parts[k][threadIdx.x] = 0.0f;
   }
-  float v[SLOTS][N];
+  float v[KEEP ? SLOTS : 1][N];
   const Stats s = row_stats(a, own, raw, v, &parts[0][warp], &parts[1 + ((lane & 16) >> 4)][warp], parts[0], parts[1], parts[2],
                             [] { __syncthreads(); });
   if (lane == 0 && (alone || warp == 0)) put_stats(a, row, s);
   u8 *y = a.y + (row * a.ldy + own.at * N) * element_size(a.y_dt);
-  const float scale = FP8 && a.scale ? *a.scale : 1.0f;
-  const bool past = beyond_cache(a.rows, a.hidden, element_size(a.y_dt));
-  const u32 recorded = read_amax(a);
+  const u64 past = store_policy(!a.again && beyond_cache(a.rows, a.hidden, element_size(a.y_dt)));
   float amax = 0.0f;
-  finish_row(a, own, s, v, [&](int i) {
+  finish_row(a, own, s, raw, v, [&](int i, const float (&w)[N]) {
     if (FP8) {
 #pragma unroll
-      for (int k = 0; k < N; ++k) amax = max_nan(amax, v[i][k]);
+      for (int k = 0; k < N; ++k) amax = max_nan(amax, w[k]);
     }
-    with_output(a.y_dt, [&](auto type) { store_vector<decltype(type)::value>(y, i * 32 * N, v[i], scale, past); });
+    with_output(a.y_dt, [&](auto type) { store_vector<decltype(type)::value>(y, i * 32 * N, w, scale, past); });
   });
-  put_warp_amax(a, amax, recorded);
+  put_warp_amax(a, amax, KEEP ? early : read_amax(a));
 }

@@ -13,6 +13,7 @@ struct TransposeParams {
   float *scale_inv_out;  // null: not copied
   i64 ld, ldt, rows, cols;
   u32 col_tiles, empty;  // empty: only scale_inv is copied
+  u32 newest_first;      // from the last tile to the first: where the last rows were written last, they are found in the cache
 };
 
 DEVICE void copy_scale_inv(const TransposeParams &p) {
@@ -23,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) transpose_tile(const 
   after_previous();
   __shared__ Vec16 shared[TILE * TILE / 16];
   u8 *tile = (u8 *)shared;
-  i64 row0 = (i64)(blockIdx.x / p.col_tiles) * TILE, col0 = (i64)(blockIdx.x % p.col_tiles) * TILE;
+  const u32 block = p.newest_first ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+  i64 row0 = (i64)(block / p.col_tiles) * TILE, col0 = (i64)(block % p.col_tiles) * TILE;
   i64 row = row0 + tile_row(), col = col0 + tile_col<8>(0);
   const u8 *from = p.in + row * p.ld + col;
   u32 code[8][2];
@@ -36,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS) transpose_tile(const 
   copy_scale_inv(p);
   tile_put<8>(tile, code);
   __syncthreads();
-  tile_store_transposed<8>(tile, p.out, p.ldt, row0, col0, p.rows, p.cols);
+  tile_store_transposed<8>(tile, p.out, p.ldt, row0, col0, p.rows, p.cols, store_policy(beyond_cache(p.rows, p.cols, 1)));
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4) transpose_any(const __grid_constant__ TransposeParams p) {

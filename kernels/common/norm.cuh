@@ -76,7 +76,8 @@ template <int W> struct Parameters {
   }
 };
 
-template <int N> DEVICE void store_words(void *p, const u32 (&w)[N], bool past) {
+// `past`: a bool or a cache policy, as st16 takes it.
+template <int N, class Past> DEVICE void store_words(void *p, const u32 (&w)[N], Past past) {
   if constexpr (N == 4) {
     Vec16 v = {{w[0], w[1], w[2], w[3]}};
     st16(p, v, past);
@@ -87,19 +88,19 @@ template <int N> DEVICE void store_words(void *p, const u32 (&w)[N], bool past) 
     *(u32 *)p = w[0];
   }
 }
-template <int DT, int N> DEVICE void store_codes(void *p, i64 i, const float (&f)[N], float scale, bool past) {
+template <int DT, int N, class Past> DEVICE void store_codes(void *p, i64 i, const float (&f)[N], float scale, Past past) {
   u32 w[N / 4];
 #pragma unroll
   for (int j = 0; j < N / 4; ++j) w[j] = f32x4_to_fp8x4<DT>(f[4 * j] * scale, f[4 * j + 1] * scale, f[4 * j + 2] * scale, f[4 * j + 3] * scale);
   store_words((u8 *)p + i, w, past);
 }
-template <int DT, int N> DEVICE void store_halves(void *p, i64 i, const float (&f)[N], bool past) {
+template <int DT, int N, class Past> DEVICE void store_halves(void *p, i64 i, const float (&f)[N], Past past) {
   u32 w[N / 2];
 #pragma unroll
   for (int j = 0; j < N / 2; ++j) w[j] = pack2<DT>(f[2 * j], f[2 * j + 1]);
   store_words((u16 *)p + i, w, past);
 }
-template <int N> DEVICE void store_floats(void *p, i64 i, const float (&f)[N], bool past) {
+template <int N, class Past> DEVICE void store_floats(void *p, i64 i, const float (&f)[N], Past past) {
 #pragma unroll
   for (int k = 0; k < N; k += 4) {
     Vec16 v = {{bits_of(f[k]), bits_of(f[k + 1]), bits_of(f[k + 2]), bits_of(f[k + 3])}};
@@ -107,7 +108,7 @@ template <int N> DEVICE void store_floats(void *p, i64 i, const float (&f)[N], b
   }
 }
 // `scale` multiplies FP8 outputs only.
-template <int DT, int N> DEVICE void store_vector(void *p, i64 i, const float (&f)[N], float scale, bool past = false) {
+template <int DT, int N, class Past = bool> DEVICE void store_vector(void *p, i64 i, const float (&f)[N], float scale, Past past = false) {
   if constexpr (DT >= DT_E4M3) store_codes<DT>(p, i, f, scale, past);
   else if constexpr (DT == DT_F32) store_floats(p, i, f, past);
   else store_halves<DT>(p, i, f, past);

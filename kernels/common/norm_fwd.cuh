@@ -10,7 +10,7 @@
 typedef Elem<X>::T TX;
 #define N (Vector<X>::N)
 
-// warps: of a row; slots: of a thread in it; kept: of those, in shared memory.
+// warps: of a row; slots: of a thread in it; kept: of those, in shared memory; again: y is read again at once, and so left in the cache.
 struct Args {
   const TX *x;
   i64 ldx;
@@ -28,7 +28,7 @@ struct Args {
   float *scale_inv, *amax;
   i64 rows, hidden;
   float eps, inv_n;
-  int gamma_dt, beta_dt, y_dt, zero_centered, warps, slots, kept;
+  int gamma_dt, beta_dt, y_dt, zero_centered, warps, slots, kept, again;
 };
 
 DEVICE u32 element_size(int dt) { return dt == DT_F32 ? 4 : is_fp8(dt) ? 1 : 2; }

@@ -1,5 +1,6 @@
-// A row of the norms' forward pass in the registers of one warp or more. OCTETS * 8 columns a thread, as f32 from the first sum to the
-// output, so that x is unpacked once; FP8 says whether y is, and a.y_dt which type.
+// A row of the norms' forward pass in the registers of one warp or more. OCTETS * 8 columns a thread; FP8 says whether y is, and a.y_dt
+// which type. Up to 40 columns are kept as f32 from the first sum to the output, so that x is unpacked once. With 64, of 16 bits each,
+// x stays packed and is unpacked for each pass: twice as much is under way for one instruction more an element and pass.
 //
 // The vectors of a row are shared out evenly, a warp's next to each other (a.slots a thread, 32 apart), so that one address and constants
 // beside it lead to all of a thread's. Columns beyond the row are zeros, so that arithmetic knows no branches: only loads and stores ask.
@@ -7,8 +8,10 @@
 #include "common/norm_fwd.cuh"
 
 #define SLOTS (OCTETS * 8 / N)
-// As many threads as leave each 64 registers, or 72.
-#define ROW_THREADS (OCTETS == 4 ? 1024 : 896)
+#define KEEP (OCTETS < 8)
+// As many threads as leave each 64 registers, or 72. (64 columns take a few more on some architectures.)
+#define ROW_THREADS (OCTETS == 4 ? 1024 : OCTETS == 5 ? 896 : 512)
+#define ROW_BLOCKS (OCTETS == 8 && (FP8 ? __CUDA_ARCH__ >= 900 : __CUDA_ARCH__ == 900) ? 2 : 1)
 
 // The same number, hidden from the compiler, which would keep what derives from it in registers.
 DEVICE u32 anew(u32 v) {
@@ -69,20 +72,34 @@ template <int FEW> DEVICE void load_row(const Args &a, i64 row, Share own, Vec16
   }
 }
 
-// Statistics of the row; v becomes the row less `centre`. `place`: the warp's part in parts[0] and, LayerNorm, that of this half of the
+// What unpack finds, by other instructions where X is bf16: the compiler then does not keep in registers what was unpacked before.
+template <int PASS> DEVICE void unpack_again(const Vec16 &raw, float (&f)[N]) {
+  if constexpr (X == DT_BF16) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      f[2 * i] = float_of(PASS == 1 ? __byte_perm(raw.w[i], 0, 0x1044) : __byte_perm(0, raw.w[i], 0x5400));
+      f[2 * i + 1] = float_of(PASS == 1 ? __byte_perm(raw.w[i], 0, 0x3244) : __byte_perm(0, raw.w[i], 0x7600));
+    }
+  } else {
+    unpack<X>(raw, f);
+  }
+}
+
+// Statistics of the row; v becomes the row less `centre` (KEEP). `place`: the warp's part in parts[0] and, LayerNorm, that of this half of the
 // warp in parts[1] and parts[2]. Parts, barriers: as for group_sum; LayerNorm meets two barriers, which keep the parts apart from row to row.
 template <class Sync>
-DEVICE Stats row_stats(const Args &a, Share own, const Vec16 (&raw)[SLOTS], float (&v)[SLOTS][N], float *place, float *half_place,
+DEVICE Stats row_stats(const Args &a, Share own, const Vec16 (&raw)[SLOTS], float (&v)[KEEP ? SLOTS : 1][N], float *place, float *half_place,
                        const float *part, const float *part_a, const float *part_b, Sync barrier) {
   // Two sums each, of even and odd columns, so that additions need not wait for each other.
   float sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < SLOTS; ++i) {
-    unpack<X>(raw[i], v[i]);
+    float (&w)[N] = v[KEEP ? i : 0];
+    unpack<X>(raw[i], w);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      if (RMS) squares[k & 1] += v[i][k] * v[i][k];
-      else sum[k & 1] += v[i][k];
+      if (RMS) squares[k & 1] += w[k] * w[k];
+      else sum[k & 1] += w[k];
     }
   }
   if (RMS) return finish(0.0f, 0.0f, group_sum(squares[0] + squares[1], place, part, a.warps, barrier), a.inv_n, a.eps);
@@ -91,11 +108,13 @@ DEVICE Stats row_stats(const Args &a, Share own, const Vec16 (&raw)[SLOTS], floa
 #pragma unroll
   for (int i = 0; i < SLOTS; ++i) {
     const float c = own.at + i * 32 < own.end ? centre : 0.0f;
+    float (&w)[N] = v[KEEP ? i : 0];
+    if (!KEEP) unpack_again<1>(raw[i], w);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      v[i][k] -= c;
-      sum[k & 1] += v[i][k];
-      squares[k & 1] += v[i][k] * v[i][k];
+      w[k] -= c;
+      sum[k & 1] += w[k];
+      squares[k & 1] += w[k] * w[k];
     }
   }
   sum[0] += sum[1];
@@ -104,25 +123,34 @@ DEVICE Stats row_stats(const Args &a, Share own, const Vec16 (&raw)[SLOTS], floa
   return finish(centre, sum[0], squares[0], a.inv_n, a.eps);
 }
 
-// v becomes the output, vector after vector; put(i) for each as soon as it is there.
-template <class Put> DEVICE void finish_row(const Args &a, Share own, const Stats &s, float (&v)[SLOTS][N], Put put) {
+// The row's output, vector after vector, from what row_stats was given and left: put(i, values) for each as soon as it is there.
+template <class Put>
+DEVICE void finish_row(const Args &a, Share own, const Stats &s, const Vec16 (&raw)[SLOTS], float (&v)[KEEP ? SLOTS : 1][N], Put put) {
   const float shift = RMS ? 0.0f : -s.rest * s.rsigma;
+  const auto centred = [&](int i, float (&w)[N]) {
+    if (KEEP) return;
+    unpack_again<2>(raw[i], w);
+    if (RMS) return;
+#pragma unroll
+    for (int k = 0; k < N; ++k) w[k] -= s.centre;
+  };
   // Parameters of x's type, all of them there: no branches within a vector.
   const auto plain = [&](auto zero_centered) {
     const TX *gamma = (const TX *)a.gamma + own.at * N, *beta = (const TX *)a.beta + own.at * N;
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i)
       if (own.at + i * 32 < own.end) {
-        float g[N], b[N];
+        float g[N], b[N], (&w)[N] = v[KEEP ? i : 0];
         const Vec16 raw_g = ld16(gamma + i * 32 * N), raw_b = RMS ? raw_g : ld16(beta + i * 32 * N);
+        centred(i, w);
         unpack<X>(raw_g, g);
         if (!RMS) unpack<X>(raw_b, b);
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          const float w = decltype(zero_centered)::value ? g[k] + 1.0f : g[k];
-          v[i][k] = RMS ? v[i][k] * s.rsigma * w : (v[i][k] * s.rsigma + shift) * w + b[k];
+          const float weight = decltype(zero_centered)::value ? g[k] + 1.0f : g[k];
+          w[k] = RMS ? w[k] * s.rsigma * weight : (w[k] * s.rsigma + shift) * weight + b[k];
         }
-        put(i);
+        put(i, w);
       }
   };
   if (a.gamma && a.gamma_dt == X && (RMS || (a.beta && a.beta_dt == X))) {
@@ -133,24 +161,26 @@ template <class Put> DEVICE void finish_row(const Args &a, Share own, const Stat
 #pragma unroll
   for (int i = 0; i < SLOTS; ++i)
     if (own.at + i * 32 < own.end) {
+      float (&w)[N] = v[KEEP ? i : 0];
+      centred(i, w);
 #pragma unroll
-      for (int k = 0; k < N; ++k) v[i][k] = RMS ? v[i][k] * s.rsigma : v[i][k] * s.rsigma + shift;
+      for (int k = 0; k < N; ++k) w[k] = RMS ? w[k] * s.rsigma : w[k] * s.rsigma + shift;
       // One after the other: registers for both at once would be more than there are.
-      Parameters<N> raw;
+      Parameters<N> stored;
       float p[N];
       if (a.gamma) {
-        raw.fetch(a.gamma, a.gamma_dt, (own.at + i * 32) * N);
-        raw.widen(a.gamma_dt, p);
+        stored.fetch(a.gamma, a.gamma_dt, (own.at + i * 32) * N);
+        stored.widen(a.gamma_dt, p);
 #pragma unroll
-        for (int k = 0; k < N; ++k) v[i][k] *= a.zero_centered ? 1.0f + p[k] : p[k];
+        for (int k = 0; k < N; ++k) w[k] *= a.zero_centered ? 1.0f + p[k] : p[k];
       }
       if (!RMS && a.beta) {
-        raw.fetch(a.beta, a.beta_dt, (own.at + i * 32) * N);
-        raw.widen(a.beta_dt, p);
+        stored.fetch(a.beta, a.beta_dt, (own.at + i * 32) * N);
+        stored.widen(a.beta_dt, p);
 #pragma unroll
-        for (int k = 0; k < N; ++k) v[i][k] += p[k];
+        for (int k = 0; k < N; ++k) w[k] += p[k];
       }
-      put(i);
+      put(i, w);
     }
 }
 

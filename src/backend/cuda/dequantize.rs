@@ -162,6 +162,7 @@ struct TransposeParams {
     cols: i64,
     col_tiles: u32,
     empty: u32,
+    newest_first: u32,
 }
 
 /// Loads what [`fp8_transpose`] may need: before the launches of an operation that ends with it.
@@ -173,6 +174,15 @@ pub(super) fn load_transpose(queue: &Queue<'_>) -> Result<()> {
 /// # Safety
 /// Arguments validated, pointers live.
 pub(super) unsafe fn fp8_transpose(backend: &CudaBackend, a: &TransposeArgs, stream: Stream) -> Result<()> {
+    // SAFETY: forwarded contract.
+    unsafe { transpose(backend, a, false, stream) }
+}
+
+/// `newest_first`: the codes were just written row after row, so that the cache holds the last ones.
+///
+/// # Safety
+/// Arguments validated, pointers live.
+pub(super) unsafe fn transpose(backend: &CudaBackend, a: &TransposeArgs, newest_first: bool, stream: Stream) -> Result<()> {
     let (x, y) = (&a.input, &a.output);
     let scale_inv_out = if y.scale_inv == x.scale_inv { Ptr::NULL } else { y.scale_inv };
     if x.is_empty() && scale_inv_out.is_null() {
@@ -185,8 +195,19 @@ pub(super) unsafe fn fp8_transpose(backend: &CudaBackend, a: &TransposeArgs, str
     };
     let aligned = !x.is_empty() && cols % 8 == 0 && Layout::new(input, ld, x.dtype, 8).aligned(rows);
     let (col_tiles, all) = tiles(rows, cols, TILE, TILE)?;
-    let params =
-        TransposeParams { input, out, scale_inv: x.scale_inv, scale_inv_out, ld, ldt, rows, cols, col_tiles, empty: x.is_empty().into() };
+    let params = TransposeParams {
+        input,
+        out,
+        scale_inv: x.scale_inv,
+        scale_inv_out,
+        ld,
+        ldt,
+        rows,
+        cols,
+        col_tiles,
+        empty: x.is_empty().into(),
+        newest_first: newest_first.into(),
+    };
     // SAFETY: the kernel's one parameter; pointers live by contract.
     unsafe { queue.launch(&Transpose { aligned }, &Launch::new([all, 1, 1], THREADS), arguments![params]) }
 }

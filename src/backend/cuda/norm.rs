@@ -2,7 +2,7 @@
 //! and `norm_bwd_any.cu` runs, and how.
 
 use super::{
-    dequantize::{fp8_transpose, load_transpose},
+    dequantize::{load_transpose, transpose},
     jit::KernelSpec,
     launch::{arguments, blocks, Launch, Queue},
     norm_any::{slabs, Any, AnyArgs, AnyForward, AnyRows, Ring, RingSpec, STRIP},
@@ -45,8 +45,8 @@ pub(super) fn variants() -> Vec<Variant> {
     for dtype in HIGH {
         all.push(Variant::of(&ForwardSpec { kernel: Forward::Add, x: dtype, norm: Norm::Layer }));
         for norm in [Norm::Layer, Norm::Rms] {
-            for octets in ROW_OCTETS.into_iter().filter(|o| *o == 4 || dtype != DType::F32) {
-                for fp8 in [false, true] {
+            for fp8 in [false, true] {
+                for octets in ROW_OCTETS.into_iter().filter(|o| row_octets_serve(*o, dtype, norm, fp8)) {
                     all.push(Variant::of(&RowSpec { x: dtype, norm, fp8, octets }));
                 }
             }
@@ -72,6 +72,8 @@ struct Bytes {
     stage: u64,
     group: u64,
     block: u64,
+    /// Stages at most: one more to fill is a longer start.
+    stages: u64,
 }
 
 /// How `norm_bwd_row` runs: one block per multiprocessor, groups of warps with a row each, a ring of rows to come.
@@ -92,7 +94,7 @@ impl RowPlan {
         // As many groups as fit; fewer where there are not enough rows for all multiprocessors, or no second stage to fetch into.
         let most = (threads / row_threads).min(rows.max(1).div_ceil(u64::from(multiprocessors)));
         let room = u64::from(max_smem).checked_sub(row_threads * bytes.block)?;
-        let stages = |groups: u64| (room / (row_threads * groups * bytes.stage)).min(4);
+        let stages = |groups: u64| (room / (row_threads * groups * bytes.stage)).min(bytes.stages);
         let groups = (1..=most).rev().find(|g| stages(*g) >= 2).or((most > 0 && stages(1) > 0).then_some(1))?;
         let ring = stages(groups) * row_threads * groups * bytes.stage;
         let smem = (row_threads * bytes.block + ring).max(row_threads * groups * bytes.group);
@@ -121,8 +123,10 @@ fn max_smem(queue: &Queue<'_>) -> u32 {
 // ---------------------------------------------------------------- forward
 
 /// `norm_fwd_row`: columns of a thread in eights, with the most threads each leaves registers for; rows of a block where one warp has a row.
-const ROW_OCTETS: [u64; 2] = [4, 5];
-const ROW_THREADS: [u64; 2] = [1024, 896];
+const ROW_OCTETS: [u64; 3] = [4, 5, 8];
+const ROW_THREADS: [u64; 3] = [1024, 896, 512];
+/// Rows beyond this are shared out in eight octets a thread, where that is faster.
+const LONG_ROW: u64 = 5120;
 const ROWS_PER_BLOCK: u64 = 4;
 
 /// The kernels of `norm_fwd.cu`.
@@ -221,6 +225,7 @@ struct ForwardArgs {
     warps: i32,
     slots: i32,
     kept: i32,
+    again: i32,
 }
 
 /// Whether x can be read, and everything else read and written, a vector of x at a time.
@@ -231,6 +236,16 @@ fn forward_vectors(a: &NormFwdArgs) -> (bool, bool) {
     let parameter = |p: &Option<TensorView>| p.is_none_or(|t| t.data.0 % unit(t.dtype) == 0);
     let stream = [&a.residual, &a.sum].into_iter().flatten().all(|t| aligned(t, 16));
     (x, x && stream && aligned(&a.y, unit(a.y.dtype)) && parameter(&a.gamma) && parameter(&a.beta))
+}
+
+/// Whether there is a `norm_fwd_row` of this kind. Four octets serve all; the fifth is worth its registers where they hold 16 bits each;
+/// eight are unpacked once for each pass, which pays with bf16, and where memory alone is not the limit.
+fn row_octets_serve(octets: u64, x: DType, norm: Norm, fp8: bool) -> bool {
+    match octets {
+        4 => true,
+        5 => x != DType::F32,
+        _ => x == DType::Bf16 && (fp8 || norm == Norm::Layer),
+    }
 }
 
 /// How `norm_fwd_row` runs.
@@ -245,12 +260,16 @@ struct RowForward {
 
 impl RowForward {
     /// Nothing where a row is too long for the threads' registers, or where there are too many for a launch.
-    fn new(dtype: DType, rows: u64, cols: u64) -> Option<Self> {
-        // The fifth vector of eight columns is worth its registers where they hold 16 bits each.
-        let fits =
-            |i: &usize| (*i == 0 || dtype != DType::F32) && cols.div_ceil(8 * ROW_OCTETS[*i]).next_multiple_of(32) <= ROW_THREADS[*i];
-        // The fewest columns beyond the row, then the fewest warps.
-        let octets = ROW_OCTETS[[1, 0].into_iter().filter(fits).min_by_key(|i| cols.next_multiple_of(32 * 8 * ROW_OCTETS[*i]))?];
+    fn new(dtype: DType, norm: Norm, fp8: bool, rows: u64, cols: u64) -> Option<Self> {
+        let fits = |i: &usize| {
+            let octets = ROW_OCTETS[*i];
+            row_octets_serve(octets, dtype, norm, fp8)
+                && (octets < 8 || cols > LONG_ROW)
+                && cols.div_ceil(8 * octets).next_multiple_of(32) <= ROW_THREADS[*i]
+        };
+        // Long rows: the most octets. Else the fewest columns beyond the row, then the fewest warps.
+        let padded = |i: &usize| cols.next_multiple_of(32 * 8 * ROW_OCTETS[*i]);
+        let octets = ROW_OCTETS[if fits(&2) { 2 } else { [1, 0].into_iter().filter(fits).min_by_key(padded)? }];
         let warps = cols.max(1).div_ceil(32 * 8 * octets);
         let slots = (cols / vector(dtype)).div_ceil(32 * warps);
         let per_block = if warps == 1 { ROWS_PER_BLOCK } else { 1 };
@@ -299,6 +318,7 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         warps: 0,
         slots: 0,
         kept: 0,
+        again: i32::from(!y.data_t.is_null()),
     };
     let (mut x_vectors, vectors) = forward_vectors(a);
     let multiprocessors = queue.multiprocessors();
@@ -326,7 +346,7 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
         // Nothing is enqueued unless all of it can be.
         load_transpose(&queue)?;
     }
-    if let Some(p) = RowForward::new(x.dtype, rows, cols).filter(|_| vectors) {
+    if let Some(p) = RowForward::new(x.dtype, norm, y.dtype.is_fp8(), rows, cols).filter(|_| vectors) {
         (args.warps, args.slots) = (p.warps as i32, p.slots as i32);
         let spec = RowSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), octets: p.octets };
         // SAFETY: as above.
@@ -355,9 +375,9 @@ pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs
     }
     // The second layout is a transpose of codes that are still in L2, in part or whole: cheaper than a second look at x, and the same codes.
     let codes = TensorView { data_t: Ptr::NULL, scale_inv: Ptr::NULL, ..*y };
-    let transpose = TransposeArgs { input: codes, output: TensorView { data: Ptr::NULL, scale_inv: Ptr::NULL, ..*y } };
+    let args = TransposeArgs { input: codes, output: TensorView { data: Ptr::NULL, scale_inv: Ptr::NULL, ..*y } };
     // SAFETY: as above; stream order puts it behind the codes.
-    unsafe { fp8_transpose(backend, &transpose, stream) }
+    unsafe { transpose(backend, &args, true, stream) }
 }
 
 // ---------------------------------------------------------------- backward
@@ -428,7 +448,7 @@ fn backward_plan(dtype: DType, tensors: u64, rows: u64, cols: u64, multiprocesso
     let octets = BACKWARD_OCTETS.into_iter().find(|o| cols.div_ceil(8 * o).next_multiple_of(32) <= BACKWARD_THREADS)?;
     // dy and x, perhaps dsum; a weight; at the end two sums.
     let columns = octets * 8;
-    let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4 };
+    let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4, stages: 3 };
     RowPlan::new(octets, BACKWARD_THREADS, cols, rows, multiprocessors, max_smem, bytes)
 }
 
@@ -443,7 +463,7 @@ fn cluster_plan(dtype: DType, tensors: u64, rows: u64, cols: u64, multiprocessor
     let plan = |blocks: u64| {
         let share = vectors.div_ceil(blocks) * vector(dtype);
         let columns = CLUSTER_OCTETS * 8;
-        let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4 };
+        let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4, stages: 4 };
         let threads = BACKWARD_THREADS.min(share.div_ceil(columns).next_multiple_of(32) * CLUSTER_GROUPS);
         let plan = RowPlan::new(CLUSTER_OCTETS, threads, share, rows, multiprocessors / blocks as u32, max_smem, bytes)?;
         // Each block has a share, and fetches ahead.
@@ -593,7 +613,7 @@ mod tests {
                         assert!(u64::from(p.warps) * 32 * 8 * p.octets >= cols);
                         // Barriers: one per group of several warps, and that of the block.
                         assert!(block <= 512 && (p.warps == 1 || p.groups < 16), "{p:?}");
-                        assert!(p.smem <= max_smem && (1..=4).contains(&p.stages) && (1..=132).contains(&p.grid));
+                        assert!(p.smem <= max_smem && (1..=3).contains(&p.stages) && (1..=132).contains(&p.grid));
                         let columns = p.warps * 32 * p.octets as u32 * 8;
                         assert!(p.smem >= columns * 4 + p.stages * columns * p.groups * tensors as u32 * size, "{p:?}");
                         assert!(p.smem >= columns * p.groups * 8, "{p:?}");
@@ -612,14 +632,17 @@ mod tests {
                         let size = dtype.size() as u32;
                         assert!(p.smem as u64 >= share * 4 + u64::from(p.stages * p.groups * tensors as u32 * size) * share, "{p:?}");
                     }
-                    let Some(p) = RowForward::new(dtype, rows, cols) else {
-                        assert!(cols >= 32_768 || rows > 1 << 31, "{cols} columns of {} have no plan", dtype.name());
-                        continue;
-                    };
-                    let (warps, slots, n) = (u64::from(p.warps), u64::from(p.slots), vector(dtype));
-                    assert!(warps * 32 * slots * n >= cols && (warps - 1) * 32 * slots * n < cols, "{p:?} for {cols}");
-                    assert!(slots * n <= p.octets * 8 && u64::from(p.launch().block) <= ROW_THREADS[(p.octets - 4) as usize]);
-                    assert!(u64::from(p.grid) * if warps == 1 { ROWS_PER_BLOCK } else { 1 } >= rows);
+                    for (norm, fp8) in [Norm::Layer, Norm::Rms].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+                        let Some(p) = RowForward::new(dtype, norm, fp8, rows, cols) else {
+                            assert!(cols >= 32_768 || rows > 1 << 31, "{cols} columns of {} have no plan", dtype.name());
+                            continue;
+                        };
+                        let (warps, slots, n) = (u64::from(p.warps), u64::from(p.slots), vector(dtype));
+                        assert!(warps * 32 * slots * n >= cols && (warps - 1) * 32 * slots * n < cols, "{p:?} for {cols}");
+                        let most = ROW_THREADS[ROW_OCTETS.into_iter().position(|o| o == p.octets).unwrap()];
+                        assert!(slots * n <= p.octets * 8 && u64::from(p.launch().block) <= most);
+                        assert!(u64::from(p.grid) * if warps == 1 { ROWS_PER_BLOCK } else { 1 } >= rows);
+                    }
                 }
             }
         }
