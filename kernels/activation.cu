@@ -8,7 +8,7 @@
 // the f32 values, and (backward) their column sums over the rows of a tile, which dbias.cu adds up.
 //
 // Launch: 256 threads per tile of 128 x 128 elements of the result (gated backward: of each half), linear grid, tiles of one row strip
-// next to each other; where that makes few blocks, 64 threads per 16 x 128, each with four rows instead of eight. H is a multiple of 8, so
+// next to each other; where that makes few blocks, 128 threads per 32 x 128, each with four rows instead of eight. H is a multiple of 8, so
 // a vector never crosses the end of a row. A thread takes its eight rows four at a time
 // (one loop body: half the code to compile); their loads are issued before anything waits, all eight rows where registers hold them.
 // Bytes moved per element of the result: inputs once, each layout of the output once; column sums add 4/128.
@@ -89,7 +89,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   for (int n = 0; n < LOADS; n++) rows_here[n] = col0 + tile_col<V>(n) < p.hidden ? p.rows : 0;
   const In *x = (const In *)p.x + col0, *dy = (const In *)p.dy + col0;
   const Function f(p.kind);
-  const u64 past = store_policy(beyond_cache(p.rows, p.hidden, HALVES * (FP8 ? (p.y ? 1 : 0) + (p.yt ? 1 : 0) : 2)));
+  const bool sectors = !FP8 || (whole_sectors((u8 *)p.y, p.ldy) && whole_sectors(p.yt, p.ldyt));
+  const u64 past = store_policy(sectors && beyond_cache(p.rows, p.hidden, HALVES * (FP8 ? (p.y ? 1 : 0) + (p.yt ? 1 : 0) : 2)));
   float amax = 0.0f, sum[HALVES][8] = {};
 #if FP8
   __shared__ Vec16 tile[HALVES][TILE * TILE / 16];

@@ -1,7 +1,7 @@
 // Casts to FP8: q = encode(f32(x) * scale), row-wise, transposed, or both, with the amax of x; and column sums of x beside it.
 //
 // x: [rows, cols] of IN with row stride ldx; q: [rows, cols], qt: [cols, rows] of OUT. Defines: IN, OUT, DBIAS (1: column sums).
-// One block of 256 threads per 128 x 128 tile, or, where that makes few blocks, of 64 threads per 32 x 128: x is read once, codes go
+// One block of 256 threads per 128 x 128 tile, or, where that makes few blocks, of 128 threads per 64 x 128: x is read once, codes go
 // out row-wise from registers and transposed through shared memory. Bytes moved per element: sizeof(IN) + 1 per layout; column sums add
 // 4/128.
 //   cast_tile  16-byte accesses: base and row stride of x are multiples of 16 bytes (row-wise codes: of 8), cols of the load.
@@ -109,7 +109,8 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
       if (i < rows_here[n]) raw[i][n] = ld16_stream(x + i * p.ldx + tile_col<V>(n));
     }
   }
-  const u64 past = store_policy(beyond_cache(p.rows, p.cols, (p.q ? 1 : 0) + (p.qt ? 1 : 0)));
+  const bool sectors = whole_sectors(p.q, p.ldq) && whole_sectors(p.qt, p.ldqt);
+  const u64 past = store_policy(sectors && beyond_cache(p.rows, p.cols, (p.q ? 1 : 0) + (p.qt ? 1 : 0)));
   float scale = scale_of<O>(p, block);
   u32 amax = 0, code[8][2];
   float sum[8] = {};
@@ -206,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR)
 #define W ((int)sizeof(In))
 
 // Warp w takes sixteen rows from 16w on, a lane four columns.
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4 - DBIAS) cast_any(const __grid_constant__ CastParams p) {
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, 5 - DBIAS) cast_any(const __grid_constant__ CastParams p) {
   after_previous();
   if (p.skip && *p.skip) return;
   __shared__ Vec16 shared[TILE * TILE / 16];
@@ -214,7 +215,6 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4 - DBIAS) cast_any(c
   u8 *tile = (u8 *)shared;
   const u32 index = tile_index(p, blockIdx.x, gridDim.x), height = blockDim.x / 2, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 row0 = (i64)(index / p.col_tiles) * height, col0 = (i64)(index % p.col_tiles) * TILE, col = col0 + 4 * lane;
-  const u8 *begin = (const u8 *)p.x, *end = begin + ((p.rows - 1) * p.ldx + p.last) * W;
   const float scale = scale_of<OUT>(p, blockIdx.x);
   u32 amax = 0;
 #if DBIAS
@@ -224,17 +224,29 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4 - DBIAS) cast_any(c
   for (u32 r = 16 * warp; r < 16 * warp + 16; r += FLIGHT) {
     i64 row = row0 + r;
     if (row >= p.rows) break;
+    // Rows of a matrix; a row of 128 that a contiguous tensor was cut into is as good.
+    const bool inner = row > 0 && row + FLIGHT < p.rows && col0 + TILE <= p.cols;
     Quad<W> raw[FLIGHT];
-    const u8 *from = begin + (row * p.ldx + col) * W;
-    auto count = [&](int i, i64 first) { return row + i >= p.rows ? 0 : quad_size(row + i == p.rows - 1 ? p.last : p.cols, first); };
+    const u8 *from = (const u8 *)(p.x + row * p.ldx + col);
+    u8 *to = p.q + row * p.ldq + col;
+    u32 n[FLIGHT], code[FLIGHT];
 #pragma unroll
-    for (int i = 0; i < FLIGHT; i++) raw[i].load(from + i * p.ldx * W, count(i, col), begin, end);
-    u32 code[FLIGHT];
+    for (int i = 0; i < FLIGHT; i++) n[i] = 4;
+    if (inner) {
+#pragma unroll
+      for (int i = 0; i < FLIGHT; i++) raw[i].load(true, from + i * p.ldx * W, 4);
+    } else {
+#pragma unroll
+      for (int i = 0; i < FLIGHT; i++) {
+        n[i] = row + i >= p.rows ? 0 : quad_size(row + i == p.rows - 1 ? p.last : p.cols, col);
+        raw[i].load(false, from + i * p.ldx * W, n[i]);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < FLIGHT; i++) {
-      u32 w[W], n = count(i, col);
+      u32 w[W];
       float v[4];
-      raw[i].get(w, from + i * p.ldx * W, n);
+      raw[i].get(w, inner, from + i * p.ldx * W);
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         if (W == 4) v[j] = float_of(w[j % W]);
@@ -248,9 +260,12 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4 - DBIAS) cast_any(c
 #endif
       }
       code[i] = f32x4_to_fp8x4<OUT>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
-      if (p.q && row + i < p.rows) {
+    }
+    if (p.q) {
+#pragma unroll
+      for (int i = 0; i < FLIGHT; i++) {
         u32 word[1] = {code[i]};
-        quad_put<1>(p.q + (row + i) * p.ldq + col, word, n, count(i, col + 4));
+        quad_put<1>(inner, to + i * p.ldq, word, n[i]);
       }
     }
     if (p.qt) {

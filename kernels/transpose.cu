@@ -49,21 +49,21 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, 4) transpose_any(cons
   if (p.empty) return;
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 row0 = (i64)(blockIdx.x / p.col_tiles) * TILE, col0 = (i64)(blockIdx.x % p.col_tiles) * TILE, col = col0 + 4 * lane;
-  const u8 *end = p.in + (p.rows - 1) * p.ld + p.cols;
   const u32 n = quad_size(p.cols, col);
 #pragma unroll 1
   for (u32 r = 16 * warp; r < 16 * warp + 16; r += 8) {
     const i64 row = row0 + r;
     if (row >= p.rows) break;
+    const bool inner = row > 0 && row + 8 < p.rows && col0 + TILE <= p.cols;
     Quad<1> raw[8];
     u32 code[8];
     const u8 *from = p.in + row * p.ld + col;
 #pragma unroll
-    for (int i = 0; i < 8; i++) raw[i].load(from + i * p.ld, row + i < p.rows ? n : 0, p.in, end);
+    for (int i = 0; i < 8; i++) raw[i].load(inner, from + i * p.ld, row + i < p.rows ? n : 0);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       u32 w[1];
-      raw[i].get(w, from + i * p.ld, n);
+      raw[i].get(w, inner, from + i * p.ld);
       code[i] = w[0];
     }
     transpose4(code[0], code[1], code[2], code[3]);

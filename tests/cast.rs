@@ -146,6 +146,29 @@ fn cast_equals_the_oracle() {
     }
 }
 
+/// More tiles than a device has multiprocessors: blocks of full height on CUDA, where small tensors are cut into lower ones.
+#[test]
+fn many_tiles_of_odd_shape() {
+    let ctx = context();
+    let mut rng = rng("many_tiles_of_odd_shape");
+    for (rows, cols, lay) in [(1531, 1800, Lay::Dense), (1531, 1801, Lay::Dense), (1537, 1923, Lay::Odd)] {
+        let (x, held) = input(&ctx, DType::Bf16, rows, cols, lay, &mut rng, true);
+        let q = Quantized::new(&ctx, DType::E4m3, rows, cols, (true, true), lay, &mut rng);
+        // SAFETY: all tensors are live.
+        unsafe { cast_to_fp8(&ctx, &CastArgs { input: x.view(), output: q.view }, Stream::NULL) }.unwrap();
+        sync(&ctx);
+        let want: Vec<u32> = held.iter().map(|v| oracle::encode(DType::E4m3, *v)).collect();
+        q.check(&format!("[{rows}, {cols}] {lay:?}"), &want);
+        let codes: Vec<u8> = want.iter().map(|c| *c as u8).collect();
+        let (_memory, view) = self::codes(&ctx, DType::E4m3, rows, cols, lay, &codes, &mut rng);
+        let yt = output(&ctx, DType::E4m3, cols, rows, lay, &mut rng);
+        let y = TensorView::new(DType::E4m3, Ptr::NULL, rows as i64, cols as i64).with_transpose(yt.ptr(), yt.ld as i64);
+        // SAFETY: all tensors are live.
+        unsafe { fp8_transpose(&ctx, &TransposeArgs { input: view, output: y }, Stream::NULL) }.unwrap();
+        assert_codes_equal(&format!("transpose [{rows}, {cols}] {lay:?}"), &yt.codes(), &transposed(&want, rows, cols), rows);
+    }
+}
+
 #[test]
 fn slots_may_be_absent() {
     let ctx = context();

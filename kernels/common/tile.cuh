@@ -88,6 +88,10 @@ template <int V> DEVICE Vec16 tile_get16(const u8 *tile, u32 c, u32 k) {
   return key & 1 ? swapped : v;
 }
 
+// Whether rows of codes begin at whole sectors. If not, neighbouring blocks each write a part of a sector, which had better not leave the
+// cache in between.
+DEVICE bool whole_sectors(const u8 *p, i64 ld) { return !p || (((u32)(u64)p | (u32)ld) & 31) == 0; }
+
 // Writes the transposed tile, after a barrier: element (r, c) of the tile whose corner is (row0, col0) goes to out[(col0+c)*ld + row0+r].
 // `height`: rows of the tile that are used, a power of two from 16 on; the block has at least twice as many threads. Where `out` and `ld` are
 // multiples of 16 a warp writes four segments of 128 bytes at a time, elsewhere one column.
@@ -96,13 +100,24 @@ DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64
   const u32 width = (u32)imin(TILE, cols - col0), here = (u32)imin(height, rows - row0);
   out += col0 * ld + row0;
   if (((u32)(u64)out | (u32)ld) & 15) {
-    u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = blockDim.x >> 5;
-    u32 n = quad_size(here, 4 * lane), next = quad_size(here, 4 * lane + 4);
-    u8 *to = out + warp * ld + 4 * lane;
+    // Four rows to a lane.
+    const u32 lanes = height / 4, l = threadIdx.x & (lanes - 1), columns = blockDim.x / lanes;
+    u8 *to = out + (threadIdx.x / lanes) * ld + 4 * l;
+    auto word = [&](u32 c) { return *(const u32 *)(tile + c * TILE + ((l >> 1) ^ tile_key<V>(c)) * 8 + (l & 1) * 4); };
+    if (here == TILE) {
 #pragma unroll 4
-    for (u32 c = warp; c < width; c += warps, to += warps * ld) {
-      u32 word[1] = {*(const u32 *)(tile + c * TILE + ((lane >> 1) ^ tile_key<V>(c)) * 8 + (lane & 1) * 4)};
-      quad_put<1>(to, word, n, next);
+      for (u32 c = threadIdx.x / lanes; c < width; c += columns, to += columns * ld) {
+        u32 own[1] = {word(c)};
+        quad_put_whole<1>(to, own);
+      }
+    } else {
+      const u32 n = quad_size(here, 4 * l), next = quad_size(here, 4 * l + 4);
+#pragma unroll 2
+      for (u32 i = 0; i < width; i += columns, to += columns * ld) {
+        u32 c = i + threadIdx.x / lanes, own[1] = {word(c)};
+        bool exists = c < width;
+        quad_put<1>(to, own, exists ? n : 0, exists ? next : 0, lanes);
+      }
     }
     return;
   }

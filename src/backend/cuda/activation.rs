@@ -140,9 +140,9 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
     let (mut down, across) = (tiles(x.rows, TILE), tiles(hidden, TILE));
     let mut threads = THREADS;
     // Few blocks: lower tiles, with half the rows to a thread. Column sums are those of full tiles.
-    if aligned && sums.is_null() && down.saturating_mul(across) < queue.multiprocessors().into() {
-        threads = 64;
-        down = tiles(x.rows, 16);
+    if aligned && sums.is_null() && down.saturating_mul(across) < 3 * u64::from(queue.multiprocessors()) {
+        threads = THREADS / 2;
+        down = tiles(x.rows, TILE / 4);
     }
     let grid = blocks(down.saturating_mul(across), 0x7FFF_FFFF, "tiles of the tensor")?;
     let params = Params {

@@ -176,9 +176,9 @@ fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
     // are those of full tiles.
     let (mut col_tiles, mut blocks) = walk.tiles(TILE, TILE)?;
     let mut threads = THREADS;
-    if blocks < multiprocessors && dbias.is_none() {
-        threads = THREADS / 4;
-        (col_tiles, blocks) = walk.tiles(TILE / 4, TILE)?;
+    if blocks < 4 * multiprocessors && dbias.is_none() {
+        threads = THREADS / 2;
+        (col_tiles, blocks) = walk.tiles(TILE / 2, TILE)?;
     }
     let params = Params {
         x: x.data,
