@@ -21,7 +21,10 @@ use crate::{
 
 #[derive(Clone, Copy)]
 enum Multi {
+    /// With given scales.
     Cast,
+    /// With scales from what `Amax` left.
+    Measured,
     Amax,
     Current,
 }
@@ -40,6 +43,7 @@ impl KernelSpec for Multi {
     fn entry(&self) -> &'static str {
         match self {
             Multi::Cast => "multi_cast",
+            Multi::Measured => "multi_measured",
             Multi::Amax => "multi_amax",
             Multi::Current => "multi_current",
         }
@@ -111,7 +115,8 @@ pub(super) unsafe fn multi_cast(backend: &CudaBackend, job: &MultiCastJob, strea
             return queue.launch(&Multi::Current, &Launch::new([grid, 1, 1], THREADS), arguments![params]);
         }
     }
-    queue.load(&Multi::Cast)?;
+    let cast = if current.is_some() { Multi::Measured } else { Multi::Cast };
+    queue.load(&cast)?;
     let launch = Launch::new([blocks, 1, 1], THREADS);
     if current.is_some() {
         queue.load(&Multi::Amax)?;
@@ -128,5 +133,5 @@ pub(super) unsafe fn multi_cast(backend: &CudaBackend, job: &MultiCastJob, strea
         }
     }
     // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&Multi::Cast, &launch, arguments![params]) }
+    unsafe { queue.launch(&cast, &launch, arguments![params]) }
 }
