@@ -13,9 +13,13 @@
 // (one loop body: half the code to compile); their loads are issued before anything waits, all eight rows where registers hold them.
 // Bytes moved per element of the result: inputs once, each layout of the output once; column sums add 4/128.
 //
-// Compile-time: ERF (1: gelu_erf, 0: all other functions), GATED, BACKWARD, IN, FP8 (the output). Function and output type are uniform
+// Two inputs to FP8 where shared memory is large (STAGED): both wait there, in slots of 16 bytes which the thread that asked for them
+// reads again, so that no barrier is needed. Registers then hold no raw data, and 192 KiB are under way per multiprocessor.
+//
+// Compile-time: ERF (1: gelu_erf, 0: all other functions), GATED, BACKWARD, IN, FP8 (the output), STAGED. Function and output type are uniform
 // branches: they cost a few instructions per row, and a hundred modules less.
 #include "common/activation.cuh"
+#include "common/ptx_mma.cuh"
 
 #define V (IN == DT_F32 ? 4 : 8)
 // Loads per row and input.
@@ -23,8 +27,8 @@
 #define INPUTS (1 + GATED + BACKWARD)
 #define HALVES (GATED && BACKWARD ? 2 : 1)
 // Rows whose loads are in flight together: 32 to 48 registers of raw data.
-#define FLIGHT (INPUTS * LOADS == 1 ? 8 : INPUTS * LOADS <= 3 ? 4 : 2)
-#define BATCH (FLIGHT < 4 ? FLIGHT : 4)
+#define FLIGHT (STAGED ? 0 : INPUTS * LOADS == 1 ? 8 : INPUTS * LOADS <= 3 ? 4 : 2)
+#define BATCH (STAGED ? 1 : FLIGHT < 4 ? FLIGHT : 4)
 
 typedef Elem<IN>::T In;
 
@@ -92,8 +96,13 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   const bool sectors = !FP8 || (whole_sectors((u8 *)p.y, p.ldy) && whole_sectors(p.yt, p.ldyt));
   const u64 past = store_policy(sectors && beyond_cache(p.rows, p.hidden, HALVES * (FP8 ? (p.y ? 1 : 0) + (p.yt ? 1 : 0) : 2)));
   float amax = 0.0f, sum[HALVES][8] = {};
-#if FP8
+#if STAGED
+  extern __shared__ __align__(1024) u8 slots[];  // [row][input][thread] of 16 bytes; then the transposed tile
+  u8 *const tile = slots, *const mine = slots + threadIdx.x * 16;
+#elif FP8
   __shared__ Vec16 tile[HALVES][TILE * TILE / 16];
+#endif
+#if FP8
   float scale = output_scale(p);
 #endif
 
@@ -118,6 +127,21 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   const u32 group = threadIdx.x >> 4;
   u32 quad = full ? 2 * group + (group & 1) : group;
   Raw batch[BATCH];
+#if STAGED
+  u32 saved[4][2];
+#pragma unroll 1
+  for (u32 step = 0; step < 2; step++) {
+    u32 first = 4 * (half ^ step);
+#pragma unroll
+    for (u32 i = first; i < first + 4; i++) {
+      i64 r = row0 + tile_row() + i;
+      u32 bytes = r < rows_here[0] ? 16 : 0, to = smem_u32(mine) + i * 2 * TILE_THREADS * 16;
+      cp_async16(to, x + r * p.ldx + tile_col<V>(0), bytes);
+      cp_async16(to + TILE_THREADS * 16, dy + r * p.lddy + tile_col<V>(0), bytes);
+    }
+    cp_async_commit();
+  }
+#endif
 #if FLIGHT == 8
   Raw later[4];
 #pragma unroll
@@ -131,9 +155,17 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #if FP8
     u32 code[HALVES][4][2];
 #endif
+#if STAGED
+    if (step == 0) cp_async_wait<1>();
+    else cp_async_wait<0>();
+    const u8 *from = mine + 4 * half * 2 * TILE_THREADS * 16;
+#endif
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-#if FLIGHT < 8
+#if STAGED
+      batch[0].v[0][0] = *(const Vec16 *)(from + i * 2 * TILE_THREADS * 16);
+      batch[0].v[INPUTS - 1][0] = *(const Vec16 *)(from + (i * 2 + 1) * TILE_THREADS * 16);
+#elif FLIGHT < 8
       if (i % BATCH == 0) {
 #pragma unroll
         for (int k = 0; k < BATCH; k++) batch[k] = load(row + i + k);
@@ -174,7 +206,18 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #endif
       }
     }
-#if FP8
+#if STAGED
+    if (step == 0) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) saved[i][0] = code[0][i][0], saved[i][1] = code[0][i][1];
+      continue;
+    }
+    if (p.yt) {
+      __syncthreads();  // the slots have been read
+      tile_put_half<V>(tile, saved, half ^ 1);
+      tile_put_half<V>(tile, code[0], half);
+    }
+#elif FP8
     if (p.yt) {
 #pragma unroll
       for (int h = 0; h < HALVES; h++) tile_put_half<V>((u8 *)tile[h], code[h], quad & 1, quad >> 1);
@@ -213,7 +256,9 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   }
 #endif
   finish_amax(p, maxima);
-#if FP8
+#if STAGED
+  if (p.yt) tile_store_transposed<V>(tile, p.yt, p.ldyt, row0, col0, p.rows, p.hidden, past);
+#elif FP8
   if (p.yt) {
 #pragma unroll
     for (int h = 0; h < HALVES; h++)

@@ -7,6 +7,8 @@
 //   cast_tile  16-byte accesses: base and row stride of x are multiples of 16 bytes (row-wise codes: of 8), cols of the load.
 //              Eight 16-byte loads per thread (f32: sixteen) are issued before anything waits: 128 KiB in flight per multiprocessor.
 //   cast_any   every other stride and alignment, by way of quads.cuh.
+// With column sums, where shared memory is large (STAGED): x waits there, in slots of 16 bytes which the thread that asked for them reads
+// again, so that no barrier is needed. Registers then hold no raw data, and 160 KiB are under way per multiprocessor.
 // A contiguous tensor cast row-wise only arrives as rows of 128 (CastParams::last and ::tail take what is left over).
 //
 // Scale: read from a slot; or, for current scaling, made by every block from the partial amaxes that the amax kernel left. That costs a
@@ -14,9 +16,12 @@
 // last is still in the cache.
 #include "common/tile.cuh"
 #include "common/dbias.cuh"
+#include "common/ptx_mma.cuh"
 
 typedef Elem<IN>::T In;
 #define V TileVec<IN>::V
+#define STAGED (DBIAS && IN != DT_F32 && (__CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000))
+#define ROOM ((1 + STAGED) * TILE * TILE)  // bytes of shared memory: the transposed tile, or before it the slots
 
 struct CastParams {
   const In *x;
@@ -95,9 +100,12 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   const u32 height = blockDim.x / 2;
   i64 row0 = (i64)(index / p.col_tiles) * height, col0 = (i64)(index % p.col_tiles) * TILE, row = row0 + tile_row();
   const int N = 8 / V;  // loads per row
+  const bool WAITS = SUMS && STAGED;
+  u8 *mine = (u8 *)shared + threadIdx.x * 16;
   Vec16 raw[8][N];
   u32 rows_here[N];     // of the thread's eight rows, those in which the load lies inside the tensor
   const In *x = p.x + row * p.ldx + col0;
+  const u64 once = evict_first();  // read once: what stays in the cache is better the codes
 #pragma unroll
   for (int n = 0; n < N; n++) {
     i64 c = col0 + tile_col<V>(n);
@@ -105,8 +113,13 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
     rows_here[n] = below < 0 ? 0 : (u32)imin(below, 8);
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
+      if (WAITS) {
+        cp_async16(smem_u32(mine) + i * TILE_THREADS * 16, x + i * p.ldx + tile_col<V>(n), i < rows_here[n] ? 16 : 0);
+        if (i == 3 || i == 7) cp_async_commit();
+        continue;
+      }
       raw[i][n] = Vec16{{0, 0, 0, 0}};
-      if (i < rows_here[n]) raw[i][n] = ld16_stream(x + i * p.ldx + tile_col<V>(n));
+      if (i < rows_here[n]) raw[i][n] = ld16_stream(x + i * p.ldx + tile_col<V>(n), once);
     }
   }
   const bool sectors = whole_sectors(p.q, p.ldq) && whole_sectors(p.qt, p.ldqt);
@@ -121,6 +134,11 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   }
 #pragma unroll
   for (u32 i = 0; i < 8; i++) {
+    if (WAITS) {
+      if (i == 0) cp_async_wait<1>();
+      if (i == 4) cp_async_wait<0>();
+      raw[i][0] = *(const Vec16 *)(mine + i * TILE_THREADS * 16);
+    }
     float v[8];
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -163,6 +181,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
 #endif
   bool record = records_amax(p);
   if (record) leave_amax(part, amax);
+  if (WAITS && p.qt) __syncthreads();  // the slots have been read
   if (p.qt) tile_put<V>(tile, code);
   __syncthreads();
 #if DBIAS
@@ -180,10 +199,11 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
 
 // What fits the registers without spilling; the compilers for 10.x and 12.x want a few more.
 #define BLOCKS_PER_PROCESSOR (IN == DT_F32 ? 2 : (DBIAS ? 3 : 4) - (__CUDA_ARCH__ >= 1000))
+#define TILE_BLOCKS (STAGED ? 5 - (__CUDA_ARCH__ >= 1000) : BLOCKS_PER_PROCESSOR)
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR) cast_tile(const __grid_constant__ CastParams p) {
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS) cast_tile(const __grid_constant__ CastParams p) {
   after_previous();
-  __shared__ Vec16 shared[TILE * TILE / 16];
+  __shared__ Vec16 shared[ROOM / 16];
   __shared__ u32 part[TILE_THREADS / 32];
   cast_block<OUT, DBIAS != 0>(p, blockIdx.x, gridDim.x, shared, part);
 }
@@ -196,7 +216,7 @@ struct CastPair {
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR) cast_pair(const __grid_constant__ CastPair p) {
   after_previous();
-  __shared__ Vec16 shared[TILE * TILE / 16];
+  __shared__ Vec16 shared[ROOM / 16];
   __shared__ u32 part[TILE_THREADS / 32];
   if (blockIdx.x < p.blocks) cast_block<OUT, DBIAS != 0>(p.first, blockIdx.x, p.blocks, shared, part);
   else cast_block<DT_E4M3, false>(p.second, blockIdx.x - p.blocks, gridDim.x - p.blocks, shared, part);
