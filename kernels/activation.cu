@@ -16,8 +16,8 @@
 // Two inputs to FP8 where shared memory is large (STAGED): both wait there, in slots of 16 bytes which the thread that asked for them
 // reads again, so that no barrier is needed. Registers then hold no raw data, and 192 KiB are under way per multiprocessor.
 //
-// Compile-time: ERF (1: gelu_erf, 0: all other functions), GATED, BACKWARD, IN, FP8 (the output), STAGED. Function and output type are uniform
-// branches: they cost a few instructions per row, and a hundred modules less.
+// Compile-time: ERF (1: gelu_erf, 0: all other functions), GATED, BACKWARD, IN, FP8 (the output), STAGED. Function and output type are
+// uniform branches: they cost a few instructions per row, and a hundred modules less.
 #include "common/activation.cuh"
 #include "common/ptx_mma.cuh"
 
@@ -84,7 +84,7 @@ struct Raw { Vec16 v[INPUTS][LOADS]; };
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(const __grid_constant__ ActivationParams p) {
   after_previous();
-  const bool full = blockDim.x == TILE_THREADS;
+  const bool full = STAGED || blockDim.x == TILE_THREADS;
   const u32 height = full ? TILE : blockDim.x / 4;
   u32 row_tile = blockIdx.x / p.col_tiles;
   i64 row0 = (i64)row_tile * height, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE;
@@ -131,11 +131,11 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   u32 saved[4][2];
 #pragma unroll 1
   for (u32 step = 0; step < 2; step++) {
-    u32 first = 4 * (half ^ step);
+    const u32 q = quad ^ step, slot = smem_u32(mine) + (q & 1) * 8 * TILE_THREADS * 16;
 #pragma unroll
-    for (u32 i = first; i < first + 4; i++) {
-      i64 r = row0 + tile_row() + i;
-      u32 bytes = r < rows_here[0] ? 16 : 0, to = smem_u32(mine) + i * 2 * TILE_THREADS * 16;
+    for (u32 i = 0; i < 4; i++) {
+      i64 r = row0 + 4 * q + i;
+      u32 bytes = r < rows_here[0] ? 16 : 0, to = slot + i * 2 * TILE_THREADS * 16;
       cp_async16(to, x + r * p.ldx + tile_col<V>(0), bytes);
       cp_async16(to + TILE_THREADS * 16, dy + r * p.lddy + tile_col<V>(0), bytes);
     }
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #if STAGED
     if (step == 0) cp_async_wait<1>();
     else cp_async_wait<0>();
-    const u8 *from = mine + 4 * half * 2 * TILE_THREADS * 16;
+    const u8 *from = mine + (quad & 1) * 8 * TILE_THREADS * 16;
 #endif
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -214,8 +214,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
     }
     if (p.yt) {
       __syncthreads();  // the slots have been read
-      tile_put_half<V>(tile, saved, half ^ 1);
-      tile_put_half<V>(tile, code[0], half);
+      tile_put_half<V>(tile, saved, (quad ^ 1) & 1, quad >> 1);
+      tile_put_half<V>(tile, code[0], quad & 1, quad >> 1);
     }
 #elif FP8
     if (p.yt) {

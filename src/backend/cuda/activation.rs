@@ -30,13 +30,16 @@ struct Tile {
     backward: bool,
     input: DType,
     fp8: bool,
+    /// Both inputs of a backward wait in shared memory.
+    staged: bool,
 }
 
 impl KernelSpec for Tile {
     const SOURCE: SourceFile = SourceFile::Activation;
 
     fn id(&self) -> u64 {
-        self.erf as u64 | (self.gated as u64) << 1 | (self.backward as u64) << 2 | (self.fp8 as u64) << 3 | (self.input as u64) << 4
+        let flags = self.erf as u64 | (self.gated as u64) << 1 | (self.backward as u64) << 2 | (self.fp8 as u64) << 3;
+        flags | (self.input as u64) << 4 | (self.staged as u64) << 8
     }
 
     fn defines(&self) -> Vec<String> {
@@ -46,11 +49,21 @@ impl KernelSpec for Tile {
             format!("BACKWARD={}", self.backward as i32),
             format!("IN={}", self.input as i32),
             format!("FP8={}", self.fp8 as i32),
+            format!("STAGED={}", self.staged as i32),
         ]
     }
 
     fn entry(&self) -> &'static str {
         "activation"
+    }
+
+    fn dynamic_smem(&self) -> u32 {
+        // Two inputs of 16 bits.
+        if self.staged {
+            2 * 2 * (TILE * TILE) as u32
+        } else {
+            0
+        }
     }
 }
 
@@ -82,7 +95,12 @@ pub(super) fn variants() -> Vec<Variant> {
     for bits in 0..16 {
         let bit = |i: i32| bits >> i & 1 == 1;
         for input in [DType::F32, DType::F16, DType::Bf16] {
-            all.push(Variant::of(&Tile { erf: bit(0), gated: bit(1), backward: bit(2), input, fp8: bit(3) }));
+            all.push(Variant::of(&Tile { erf: bit(0), gated: bit(1), backward: bit(2), input, fp8: bit(3), staged: false }));
+        }
+    }
+    for erf in [false, true] {
+        for input in [DType::F16, DType::Bf16] {
+            all.push(Variant::of(&Tile { erf, gated: false, backward: true, input, fp8: true, staged: true }));
         }
     }
     all
@@ -167,11 +185,16 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
         col_tiles: across as u32,
         backward: dy.is_some().into(),
     };
-    let launch = Launch::new([grid, 1, 1], threads);
+    let mut launch = Launch::new([grid, 1, 1], threads);
     let backward = dy.is_some();
     if aligned {
         let erf = kind.function() == Activation::GeluErf;
-        let spec = Tile { erf, gated: kind.is_gated(), backward, input: x.dtype, fp8: y.dtype.is_fp8() };
+        let (gated, fp8) = (kind.is_gated(), y.dtype.is_fp8());
+        // Three blocks of it take 210 KiB of a multiprocessor's shared memory.
+        let roomy = matches!(queue.backend.capability.arch, 90 | 100 | 103);
+        let staged = roomy && backward && fp8 && !gated && x.dtype != DType::F32 && threads == THREADS;
+        let spec = Tile { erf, gated, backward, input: x.dtype, fp8, staged };
+        launch.smem = spec.dynamic_smem();
         // SAFETY: the one parameter of `activation`; pointers live by contract.
         unsafe { queue.launch(&spec, &launch, arguments![params]) }
     } else {
