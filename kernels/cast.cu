@@ -105,7 +105,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   Vec16 raw[8][N];
   u32 rows_here[N];     // of the thread's eight rows, those in which the load lies inside the tensor
   const In *x = p.x + row * p.ldx + col0;
-  const u64 once = evict_first();  // read once: what stays in the cache is better the codes
+  const u64 once = evict_first();  // x is read once: better that the codes stay
 #pragma unroll
   for (int n = 0; n < N; n++) {
     i64 c = col0 + tile_col<V>(n);
@@ -119,7 +119,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
         continue;
       }
       raw[i][n] = Vec16{{0, 0, 0, 0}};
-      if (i < rows_here[n]) raw[i][n] = ld16_stream(x + i * p.ldx + tile_col<V>(n), once);
+      if (i < rows_here[n]) raw[i][n] = ld16_policy(x + i * p.ldx + tile_col<V>(n), once);
     }
   }
   const bool sectors = whole_sectors(p.q, p.ldq) && whole_sectors(p.qt, p.ldqt);

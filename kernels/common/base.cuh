@@ -195,7 +195,6 @@ DEVICE void st8(void *p, Vec8 v, bool past) {
 DEVICE u64 evict_first() { u64 r; asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r)); return r; }
 DEVICE u64 evict_last() { u64 r; asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(r)); return r; }
 DEVICE u64 evict_normal() { u64 r; asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(r)); return r; }
-DEVICE Vec16 ld16_stream(const void *p, u64 policy) { Vec16 v; asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p), "l"(policy)); return v; }
 DEVICE u64 store_policy(bool past) {
   u64 first = evict_first(), normal = evict_normal();
   return past ? first : normal;

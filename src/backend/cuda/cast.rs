@@ -130,9 +130,6 @@ struct DbiasParams {
     dtype: u32,
 }
 
-/// Threads of a block of `dbias_finish`.
-const DBIAS_THREADS: u32 = 1024;
-
 /// Rows whose sums the cast kernels leave as one partial row.
 pub(super) fn partial_rows(rows: i64) -> i64 {
     (rows as u64).div_ceil(TILE as u64).max(1) as i64
@@ -279,5 +276,5 @@ pub(super) unsafe fn finish_dbias(queue: &Queue<'_>, partials: Ptr, count: i64, 
     let params = DbiasParams { partials, out: b.ptr, count, cols, accumulate: b.accumulate.into(), dtype: b.dtype as u32 };
     let grid = blocks((cols as u64).div_ceil(32), 0x7FFF_FFFF, "columns")?;
     // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&Dbias, &Launch::new([grid, 1, 1], DBIAS_THREADS), arguments![params]) }
+    unsafe { queue.launch(&Dbias, &Launch::new([grid, 1, 1], THREADS), arguments![params]) }
 }
