@@ -18,7 +18,8 @@ struct AmaxParams {
   i64 ldx, rows, cols;
   i64 last;        // columns of the last row
   u32 col_tiles, tiles;
-  u32 tail, pad;   // elements behind the last row
+  u32 tail;        // elements behind the last row
+  u32 keep_from;   // the cache is asked to keep tiles from this one on, for the cast that follows
 };
 
 DEVICE void finish(const AmaxParams &p, u32 amax) {
@@ -29,11 +30,12 @@ DEVICE void finish(const AmaxParams &p, u32 amax) {
 }
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4) amax_tile(const __grid_constant__ AmaxParams p) {
-  after_previous();
+  after_previous_before_next();
   u32 amax = 0;
 #pragma unroll 1
   for (u32 t = blockIdx.x; t < p.tiles; t += gridDim.x) {
     i64 row = (i64)(t / p.col_tiles) * TILE + tile_row(), col0 = (i64)(t % p.col_tiles) * TILE;
+    const u64 last = evict_last(), normal = evict_normal(), policy = t >= p.keep_from ? last : normal;
     Vec16 raw[8][N];
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -43,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4)
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         raw[i][n] = Vec16{{0, 0, 0, 0}};
-        if (row + i < rows_here) raw[i][n] = ld16_stream(from + i * p.ldx);
+        if (row + i < rows_here) raw[i][n] = ld16_policy(from + i * p.ldx, policy);
       }
     }
 #pragma unroll
@@ -69,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4)
 #define ANY_COLS 64
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS) amax_any(const __grid_constant__ AmaxParams p) {
-  after_previous();
+  after_previous_before_next();
   u32 tx = threadIdx.x & 63, ty = threadIdx.x >> 6, amax = 0;
 #pragma unroll 1
   for (u32 t = blockIdx.x; t < p.tiles; t += gridDim.x) {

@@ -13,7 +13,7 @@
 //
 // Scale: read from a slot; or, for current scaling, made by every block from the partial amaxes that the amax kernel left. That costs a
 // block one round trip which overlaps its loads, and saves a launch. Tiles are then walked backwards, so that what the amax kernel read
-// last is still in the cache.
+// last is still in the cache; codes are stored as the first to leave it, so that they do not push x out.
 #include "common/tile.cuh"
 #include "common/dbias.cuh"
 #include "common/ptx_mma.cuh"
@@ -94,7 +94,13 @@ DEVICE void leave_sum(const CastParams &p, i64 row_tile, i64 col, float sum) {
 
 // One tile, to codes of format O: block `block` of the `blocks` that share this tensor. SUMS: column sums beside it.
 template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks, Vec16 *shared, u32 (&part)[TILE_THREADS / 32]) {
-  if (p.skip && *p.skip) return;
+  // Current scaling: the kernel before leaves partial amaxes and nothing else. It waits for what was enqueued before it and only then lets
+  // this one begin, so that x can be asked for ahead of the wait.
+  const bool current = p.partials != 0;
+  if (p.skip && *p.skip) {
+    if (current) after_previous();
+    return;
+  }
   u8 *tile = (u8 *)shared;
   u32 index = tile_index(p, block, blocks);
   const u32 height = blockDim.x / 2;
@@ -105,7 +111,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   Vec16 raw[8][N];
   u32 rows_here[N];     // of the thread's eight rows, those in which the load lies inside the tensor
   const In *x = p.x + row * p.ldx + col0;
-  const u64 once = evict_first();  // x is read once: better that the codes stay
+  const u64 once = evict_first();  // x is not read again: better that the codes stay; what the amax kernel asked the cache to keep may go
 #pragma unroll
   for (int n = 0; n < N; n++) {
     i64 c = col0 + tile_col<V>(n);
@@ -123,7 +129,8 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
     }
   }
   const bool sectors = whole_sectors(p.q, p.ldq) && whole_sectors(p.qt, p.ldqt);
-  const u64 past = store_policy(sectors && beyond_cache(p.rows, p.cols, (p.q ? 1 : 0) + (p.qt ? 1 : 0)));
+  const u64 past = store_policy(sectors && (current || beyond_cache(p.rows, p.cols, (p.q ? 1 : 0) + (p.qt ? 1 : 0))));
+  if (current) after_previous();
   float scale = scale_of<O>(p, block);
   u32 amax = 0, code[8][2];
   float sum[8] = {};
@@ -202,7 +209,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
 #define TILE_BLOCKS (STAGED ? 5 - (__CUDA_ARCH__ >= 1000) : BLOCKS_PER_PROCESSOR)
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS) cast_tile(const __grid_constant__ CastParams p) {
-  after_previous();
+  if (!p.partials) after_previous();
   __shared__ Vec16 shared[ROOM / 16];
   __shared__ u32 part[TILE_THREADS / 32];
   cast_block<OUT, DBIAS != 0>(p, blockIdx.x, gridDim.x, shared, part);

@@ -171,6 +171,14 @@ DEVICE void after_previous() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// The other way round, for a kernel whose next one in the stream is known, and reads ahead of its own wait what was there before both: the
+// next one begins when every block of this one has waited.
+DEVICE void after_previous_before_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // ---------------------------------------------------------------- memory access
 DEVICE Vec16 ld16(const void *p) { Vec16 v; asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }

@@ -59,7 +59,7 @@ struct Params {
     col_tiles: u32,
     tiles: u32,
     tail: u32,
-    pad: u32,
+    keep_from: u32,
 }
 
 /// Every module of this family.
@@ -75,21 +75,25 @@ pub(super) unsafe fn record(backend: &CudaBackend, a: &AmaxArgs, stream: Stream)
     }
     let queue = Queue::new(backend, stream)?;
     // SAFETY: forwarded contract.
-    unsafe { launch(&queue, &a.input, a.amax, Ptr::NULL) }.map(drop)
+    unsafe { launch(&queue, &a.input, a.amax, Ptr::NULL, false) }.map(drop)
 }
 
-/// Leaves partial amaxes at `partials` ([`WORKSPACE`] bytes); returns how many.
+/// Bytes of a tensor that L2 is asked to keep for its cast.
+const KEPT: u64 = 40 << 20;
+
+/// Leaves partial amaxes at `partials` ([`WORKSPACE`] bytes); returns how many. `keep`: the tensor is read again at once by a kernel that
+/// lets go what the cache was asked to keep.
 ///
 /// # Safety
 /// A live matrix and live memory for the partials.
-pub(super) unsafe fn partials(queue: &Queue<'_>, x: &TensorView, partials: Ptr) -> Result<u32> {
+pub(super) unsafe fn partials(queue: &Queue<'_>, x: &TensorView, partials: Ptr, keep: bool) -> Result<u32> {
     // SAFETY: forwarded contract.
-    unsafe { launch(queue, x, Ptr::NULL, partials) }
+    unsafe { launch(queue, x, Ptr::NULL, partials, keep) }
 }
 
 /// # Safety
 /// A live matrix, and live memory behind whichever of the two is not null.
-unsafe fn launch(queue: &Queue<'_>, x: &TensorView, amax: Ptr, partials: Ptr) -> Result<u32> {
+unsafe fn launch(queue: &Queue<'_>, x: &TensorView, amax: Ptr, partials: Ptr, keep: bool) -> Result<u32> {
     const ANY_COLS: i64 = 64;
     let walk = Walk::new(x.rows, x.cols, vector(x.dtype), &[Layout::new(x.data, x.ld, x.dtype, 16)], true, ANY_COLS);
     let (col_tiles, tiles) = walk.tiles(TILE, if walk.aligned { TILE } else { ANY_COLS })?;
@@ -111,7 +115,11 @@ unsafe fn launch(queue: &Queue<'_>, x: &TensorView, amax: Ptr, partials: Ptr) ->
         col_tiles,
         tiles,
         tail: walk.tail,
-        pad: 0,
+        keep_from: if keep && (x.rows as u64).saturating_mul(x.cols as u64).saturating_mul(x.dtype.size() as u64) <= KEPT {
+            0
+        } else {
+            u32::MAX
+        },
     };
     let spec = Amax { input: x.dtype, aligned: walk.aligned };
     // SAFETY: the kernel's one parameter; pointers live by contract.

@@ -218,7 +218,7 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
     if job.current.is_some() {
         params.partials = job.workspace;
         // SAFETY: forwarded contract; the workspace starts with room for the partials.
-        params.partial_count = unsafe { amax::partials(&queue, x, params.partials) }?;
+        params.partial_count = unsafe { amax::partials(&queue, x, params.partials, aligned && params.sums.is_null()) }?;
     }
     if unfinished.is_some() {
         queue.load(&Dbias)?;
