@@ -8,9 +8,10 @@
 // the f32 values, and (backward) their column sums over the rows of a tile, which dbias.cu adds up.
 //
 // Launch: 256 threads per tile of 128 x 128 elements of the result (gated backward: of each half), linear grid, tiles of one row strip
-// next to each other; where that makes few blocks, 128 threads per 32 x 128, each with four rows instead of eight. H is a multiple of 8, so
-// a vector never crosses the end of a row. A thread takes its eight rows four at a time
-// (one loop body: half the code to compile); their loads are issued before anything waits, all eight rows where registers hold them.
+// next to each other. Where that makes few blocks, and the output is not FP8 (the choice alone would cost that 4 to 8 %), 128 threads per
+// 32 x 128, each with four rows instead of eight. H is a multiple of 8, so a vector never crosses the end of a row. A thread takes its
+// eight rows four at a time (one loop body: half the code to compile); their loads are issued before anything waits, all eight rows where
+// registers hold them.
 // Bytes moved per element of the result: inputs once, each layout of the output once; column sums add 4/128.
 //
 // Two inputs to FP8 where shared memory is large (STAGED): both wait there, in slots of 16 bytes which the thread that asked for them
@@ -84,7 +85,7 @@ struct Raw { Vec16 v[INPUTS][LOADS]; };
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(const __grid_constant__ ActivationParams p) {
   after_previous();
-  const bool full = STAGED || blockDim.x == TILE_THREADS;
+  const bool full = FP8 || blockDim.x == TILE_THREADS;
   const u32 height = full ? TILE : blockDim.x / 4;
   u32 row_tile = blockIdx.x / p.col_tiles;
   i64 row0 = (i64)row_tile * height, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE;
@@ -262,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   if (p.yt) {
 #pragma unroll
     for (int h = 0; h < HALVES; h++)
-      tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden, past, height);
+      tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden, past);
   }
 #endif
 }

@@ -157,8 +157,9 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
     let tiles = |n: i64, of: i64| (n as u64).div_ceil(of as u64).max(1);
     let (mut down, across) = (tiles(x.rows, TILE), tiles(hidden, TILE));
     let mut threads = THREADS;
-    // Few blocks: lower tiles, with half the rows to a thread. Column sums are those of full tiles.
-    if aligned && sums.is_null() && down.saturating_mul(across) < 3 * u64::from(queue.multiprocessors()) {
+    let fp8 = y.dtype.is_fp8();
+    // Few blocks: lower tiles, with half the rows to a thread. Column sums are those of full tiles, and codes are made in those.
+    if aligned && !fp8 && sums.is_null() && down.saturating_mul(across) < 3 * u64::from(queue.multiprocessors()) {
         threads = THREADS / 2;
         down = tiles(x.rows, TILE / 4);
     }
@@ -189,10 +190,10 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
     let backward = dy.is_some();
     if aligned {
         let erf = kind.function() == Activation::GeluErf;
-        let (gated, fp8) = (kind.is_gated(), y.dtype.is_fp8());
+        let gated = kind.is_gated();
         // Three blocks of it take 210 KiB of a multiprocessor's shared memory.
         let roomy = matches!(queue.backend.capability.arch, 90 | 100 | 103);
-        let staged = roomy && backward && fp8 && !gated && x.dtype != DType::F32 && threads == THREADS;
+        let staged = roomy && backward && fp8 && !gated && x.dtype != DType::F32;
         let spec = Tile { erf, gated, backward, input: x.dtype, fp8, staged };
         launch.smem = spec.dynamic_smem();
         // SAFETY: the one parameter of `activation`; pointers live by contract.
