@@ -8,7 +8,7 @@
 // the f32 values, and (backward) their column sums over the rows of a tile, which dbias.cu adds up.
 //
 // Launch: 256 threads per tile of 128 x 128 elements of the result (gated backward: of each half), linear grid, tiles of one row strip
-// next to each other. Where that makes few blocks, and the output is not FP8 (the choice alone would cost that 4 to 8 %), 128 threads per
+// next to each other. Where that makes few blocks, and the output is not FP8 (the choice alone costs that 1 %), 128 threads per
 // 32 x 128, each with four rows instead of eight. H is a multiple of 8, so a vector never crosses the end of a row. A thread takes its
 // eight rows four at a time (one loop body: half the code to compile); their loads are issued before anything waits, all eight rows where
 // registers hold them.
