@@ -104,19 +104,32 @@ DEVICE float power(const Args &a, float f, float base) { return exp2_fast((f - b
 // 1/sum; a row of nothing has the sum 0, and becomes 0. NaN passes.
 DEVICE float inverse(float sum) { return sum == 0.0f ? 0.0f : reciprocal(sum); }
 
-// Writes a vector as store_row does; whole ones by their policy.
-DEVICE void put_row(TX *row, i32 first, i32 n, const float (&f)[N], bool whole, u64 policy) {
-  if (whole && first >= 0 && first + N <= n) st16(row + first, pack<X>(f), policy);
+// With a mask the compiler for sm_120 wants a few registers more than there are.
+#define TIGHT(masked) ((masked) && __CUDA_ARCH__ >= 1200)
+
+// How whole vectors are stored: by a cache policy; as usual where there are no registers for it.
+template <bool MASKED> struct Store {
+  u64 policy;
+  DEVICE Store(const Args &a) : policy(store_policy(beyond_cache(a.rows, a.cols, sizeof(TX)))) {}
+  DEVICE void operator()(TX *to, Vec16 v) const {
+    if (TIGHT(MASKED)) st16(to, v);
+    else st16(to, v, policy);
+  }
+};
+
+// Writes a vector as store_row does.
+template <class Put> DEVICE void put_row(TX *row, i32 first, i32 n, const float (&f)[N], bool whole, const Put &put) {
+  if (whole && first >= 0 && first + N <= n) put(row + first, pack<X>(f));
   else store_row(row, first, n, f, whole);
 }
 
 // Zeros where a row's vectors are hidden as a whole, `step` elements apart from `start` on: written while the visible ones are on their way.
-DEVICE void put_hidden(TX *row, i32 start, i32 step, i32 visible, i32 cols, bool whole, u64 policy) {
+template <class Put> DEVICE void put_hidden(TX *row, i32 start, i32 step, i32 visible, i32 cols, bool whole, const Put &put) {
   const float zeros[N] = {};
 #pragma unroll
   for (int i = 0; i < SLOTS; i++) {
     const i32 first = start + i * step;
-    if (first >= visible && first < cols) put_row(row, first, cols, zeros, whole, policy);
+    if (first >= visible && first < cols) put_row(row, first, cols, zeros, whole, put);
   }
 }
 
@@ -153,8 +166,8 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
   TX *y = a.y + row * a.ldy;
   const i32 cols = (i32)a.cols;
   const bool whole = lead_of(y) == (u32)lead;
-  const u64 policy = store_policy(beyond_cache(a.rows, a.cols, sizeof(TX)));
-  if (there) put_hidden(y, start, step, n, cols, whole, policy);
+  const Store<MASKED> put(a);
+  if (there && !TIGHT(MASKED)) put_hidden(y, start, step, n, cols, whole, put);
   if (MASKED) {
 #pragma unroll
     for (int i = 0; i < SLOTS; i++)
@@ -186,8 +199,9 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
 #pragma unroll
     for (int k = 0; k < N; k++) out[k] = f[i][k] * inv;
     zero_hidden(first, n, out);
-    put_row(y, first, cols, out, whole, policy);
+    put_row(y, first, cols, out, whole, put);
   }
+  if (TIGHT(MASKED)) put_hidden(y, start, step, n, cols, whole, put);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row(const __grid_constant__ Args a) { after_previous(); forward_row<false>(a); }
@@ -300,8 +314,8 @@ extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_
   TX *dx = a.y + row * a.ldy;
   const i32 cols = (i32)a.cols;
   const bool whole = lead_of(dx) == (u32)lead;
-  const u64 policy = store_policy(beyond_cache(a.rows, a.cols, sizeof(TX)));
-  if (there) put_hidden(dx, start, step, n, cols, whole, policy);
+  const Store<false> put(a);
+  if (there) put_hidden(dx, start, step, n, cols, whole, put);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < SLOTS; i++)
@@ -315,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_
     float out[N];
     gradient(a, v[i], w[i], sum, out);
     zero_hidden(first, n, out);
-    put_row(dx, first, cols, out, whole, policy);
+    put_row(dx, first, cols, out, whole, put);
   }
 }
 
