@@ -169,17 +169,19 @@ def wide(x):
     return np.asarray(x).astype(np.float32).astype(np.float64)
 
 
-def distance(got, want):
-    """Relative Frobenius distance; infinite where a NaN is on one side only."""
+def distance(got, want, grain=0.0):
+    """Relative Frobenius distance; infinite where a NaN is on one side only. Differences of elements up to `grain` count for nothing."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape
     if (np.isnan(got) != np.isnan(want)).any():
         return np.inf
     norm = np.linalg.norm(np.nan_to_num(want))
-    error = np.linalg.norm(np.nan_to_num(got - want))
+    error = np.linalg.norm(np.maximum(np.abs(np.nan_to_num(got - want)) - grain, 0))
     return error / norm if norm else error
 
 
+#: What lies between neighbours next to 0.
+GRAIN = {"float32": 0.0, "float16": 2.0**-24, "bfloat16": 0.0}
 #: Half a unit in the last place, relative.
 HALF_ULP = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
