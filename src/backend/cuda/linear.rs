@@ -19,9 +19,10 @@ use crate::{
 /// Rows of x and of w that a block casts, and its threads.
 const SIDE: i64 = 64;
 const THREADS: u32 = 128;
-/// A block's steps along k follow one another, about 1 us each: beyond this, two launches with more blocks are faster.
+/// A block's steps along k follow one another: the longer k, the more is lost against products whose blocks have several stages under way.
+/// Where the two meet has not been measured; this is eight steps.
 const MOST_K: i64 = 512;
-/// Each block casts its operands again: beyond these products that costs more than a launch.
+/// Each block casts its operands again, which must cost less than a launch does. Not measured either: as far as launches dominate by far.
 const MOST_PRODUCTS: i64 = 1 << 23;
 
 struct LinearSmall {
