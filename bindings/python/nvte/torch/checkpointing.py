@@ -32,14 +32,14 @@ def packed(layer):
     """Scale, live amax and history of a layer."""
     if layer._slots is not None:
         return layer._slots.pack()
-    made = torch.zeros(layer._slots_wanted, 2 + state.HISTORY, device=layer._first_weight().device)
+    made = torch.zeros(layer._slots_wanted, 2 + state.HISTORY, dtype=torch.float32, device=layer._device())
     made[:, 0] = 1.0
     return made
 
 
 def header(layer):
     """Version, number of slots, whether weights were replaced, updates since scales changed."""
-    device = layer._first_weight().device
+    device = layer._device()
     head = torch.tensor([VERSION, layer._slots_wanted, layer._due], dtype=torch.int32, device=device)
     if layer._slots is None:
         return torch.cat([head, head.new_zeros(1)])
@@ -113,8 +113,20 @@ def load(layer, found, state_dict, prefix):
             layer._slots.set_counter(counter)
             layer.__dict__["_due"] = due
         return
-    if any(prefix + name in state_dict for name in layer._parameters):
+    if any(prefix + name in state_dict for name, _ in layer.named_parameters()):
         layer._replaced()
+
+
+def assign(layer, name, value):
+    """Takes over one of the two tensors by itself."""
+    errors, counter = [], 0 if layer._slots is None else int(layer._slots.counter())
+    head = torch.tensor([VERSION, layer._slots_wanted, layer._due, counter], dtype=torch.int32, device="cpu")
+    stored = {STATE: packed(layer), HEADER: head, name: value}
+    found = read(layer, stored, "", errors)
+    if errors:
+        raise ValueError(errors[0])
+    if found is not None:
+        load(layer, found, stored, "")
 
 
 def _nvidia(layer, extra):

@@ -37,6 +37,7 @@ _pack_mlp_bwd = packer(
 
 _is_grad_enabled = torch.is_grad_enabled
 _Function = torch.autograd.Function
+forward_ad = torch.autograd.forward_ad
 _functorch = torch._C._are_functorch_transforms_active
 
 
@@ -62,10 +63,13 @@ def weight_of(w):
     return w.contiguous(), w.shape[1]
 
 
-def nowhere(t):
-    """Stands for the address of a tensor without elements, which has none and is there all the same."""
+def nowhere(t, wanted=0):
+    """Stands for the address of a tensor without elements, which has none and is there all the same. wanted: elements it must have."""
     if t.numel():
-        raise RuntimeError(f"tensors on {t.device} hold no data: layers of nvte run on cpu and cuda")
+        what = "tensors" if type(t) in (torch.Tensor, torch.nn.Parameter) else f"{type(t).__name__}s"
+        raise RuntimeError(f"{what} on {t.device} hold no data: layers of nvte run on plain tensors on cpu and cuda")
+    if wanted:
+        raise ValueError(f"a parameter of shape {tuple(t.shape)} must have {wanted} elements: its data were taken away")
     return 256
 
 
@@ -76,6 +80,12 @@ def address(t):
 
 def _vector(t):
     return t if t is None or t.is_contiguous() else t.contiguous()
+
+
+def refuse_tangents(*tensors):
+    """Forward-mode derivatives, which calls without a graph would drop silently."""
+    if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        raise NotImplementedError("layers of nvte have no forward-mode derivatives")
 
 
 def _room(run, tokens, forward):
@@ -156,13 +166,12 @@ class _Once(_Function):
         raise RuntimeError("layers of nvte have no second derivatives: their backward pass cannot be differentiated")
 
 
-def _finish(dy, grads):
-    """What a backward pass returns."""
-    if _is_grad_enabled() and dy is not None and dy.requires_grad:
-        present = [g for g in grads if g is not None]
-        if present:
-            made = iter(_Once.apply(dy, *present))
-            return tuple(None if g is None else next(made) for g in grads)
+def _finish(dy, grads, more=True):
+    """What a backward pass with create_graph returns. more: gradients depend on more than dy, which then need have no graph of its own."""
+    present = [g for g in grads if g is not None]
+    if present and (more or dy.requires_grad):
+        made = iter(_Once.apply(present[0].new_empty(0).requires_grad_(), *present))
+        return tuple(None if g is None else next(made) for g in grads)
     return grads
 
 
@@ -189,7 +198,7 @@ def linear_forward(x, weight, bias, run):
     if bias is not None:
         if not bias.is_contiguous():
             bias = bias.contiguous()
-        bias_at = bias.data_ptr() or nowhere(bias)
+        bias_at = bias.data_ptr() or nowhere(bias, n)
     per_token, fixed, w_per_token, w_fixed, _, _ = plan.bytes(flags) if sizes is None else sizes
     saved_bytes, size = per_token * tokens + fixed, w_per_token * tokens + w_fixed
     stream = plan.stream(index)
@@ -203,7 +212,7 @@ def linear_forward(x, weight, bias, run):
         plan.handle,
         _pack_linear_fwd(
             _SIZE_LINEAR_FWD, flags, tokens, saved_at, saved_bytes, at, size, live, scale, cache, skip, x.data_ptr() or nowhere(x), ldx,
-            weight.data_ptr() or nowhere(weight), ldw, bias_at, y.data_ptr() or nowhere(y), n,
+            weight.data_ptr() or nowhere(weight, n * k), ldw, bias_at, y.data_ptr() or nowhere(y), n,
         ),
         stream,
     )  # fmt: skip
@@ -287,7 +296,8 @@ class LinearFunction(_Function):
     @staticmethod
     def backward(ctx, dy):
         grads = linear_backward(ctx.run, ctx.needs_input_grad, dy, *ctx.saved_tensors)
-        return _finish(dy, grads) if _is_grad_enabled() else grads
+        # dx depends on the weight, the weight's gradient on x.
+        return _finish(dy, grads, ctx.run[1] & 3 == 3) if _is_grad_enabled() else grads
 
 
 # --- norm + Linear ---
@@ -486,6 +496,8 @@ linear, _norm_linear, _norm_mlp = _fast(LinearFunction), _fast(NormLinearFunctio
 def norm_linear(x, gamma, beta, weight, bias, run, graph):
     """(y, norm's output or None)."""
     if not graph:
+        if forward_ad._current_level >= 0:
+            refuse_tangents(x, gamma, beta, weight, bias)
         return norm_linear_forward(x, gamma, beta, weight, bias, run)[:2]
     apply = NormLinearFunction.apply if _functorch() else _norm_linear
     out = apply(x, gamma, beta, weight, bias, run)
@@ -495,6 +507,8 @@ def norm_linear(x, gamma, beta, weight, bias, run, graph):
 def norm_mlp(x, gamma, beta, w1, b1, w2, b2, run, graph):
     """(y, norm's output or None)."""
     if not graph:
+        if forward_ad._current_level >= 0:
+            refuse_tangents(x, gamma, beta, w1, b1, w2, b2)
         return norm_mlp_forward(x, gamma, beta, w1, b1, w2, b2, run)[:2]
     apply = NormMLPFunction.apply if _functorch() else _norm_mlp
     out = apply(x, gamma, beta, w1, b1, w2, b2, run)

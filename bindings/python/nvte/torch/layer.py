@@ -1,11 +1,13 @@
 """What all layers share: arguments, scaling state, and how a call begins."""
 
+import copy
 import math
 import os
 import weakref
 
 import torch
 from torch.nn import init
+from torch.nn.utils.parametrize import is_parametrized
 
 from . import checkpointing, region, state, traced
 from .plans import CALIBRATE, NEEDS_DX, SCALE_DUE, SCALE_KEEP, WeightCache, plan_for
@@ -82,10 +84,15 @@ class Layer(torch.nn.Module):
         d["_text"] = traced.register(self._kind, *self._dims())
         d["_scale_view"] = None
 
+    def _device(self):
+        """The device of the parameters, also of those that a parametrization keeps."""
+        for parameter in self.parameters():
+            return parameter.device
+        return default_device(None) if self._slots is None else self._slots.device.where
+
     def _take_slots(self):
         """Slots on the device of the parameters, where that has any."""
-        parameter = next(iter(self._parameters.values()))
-        index = state.index_of(parameter.device)
+        index = state.index_of(self._device())
         if index is not None:
             self._slots_on(index)
 
@@ -169,9 +176,31 @@ class Layer(torch.nn.Module):
         self._replaced()
 
     def register_parameter(self, name, param):
+        d = self.__dict__
+        if "_due" not in d:
+            super().register_parameter(name, param)
+            return
+        if name in (checkpointing.STATE, checkpointing.HEADER):
+            # HuggingFace's from_pretrained assigns whatever a state_dict names.
+            checkpointing.assign(self, name, param)
+            return
         super().register_parameter(name, param)
-        if "_due" in self.__dict__:
-            self._replaced()
+        self._replaced()
+        # Plans are for sizes, and sizes follow the weight, as in nn.Linear.
+        d["_plans"] = {}
+        self._resize(name)
+        d["_text"] = traced.register(self._kind, *self._dims())
+
+    def _resize(self, name):
+        """Parameter `name` is another one."""
+
+    def _check_shapes(self):
+        """Parameters of other sizes than the layer's are refused: the library knows only where they begin."""
+        for name, shape in self._shapes().items():
+            # Not one that a parametrization makes: making it may have effects.
+            found = self._parameters.get(name)
+            if found is not None and found.shape != shape:
+                raise ValueError(f"{name}: has shape {tuple(found.shape)}, and must have {shape} in {self}")
 
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
@@ -186,13 +215,23 @@ class Layer(torch.nn.Module):
         kept.update(_plans={}, _cache=None, _last=None, _stats=None, _skip=None, _scale_view=None)
         return kept
 
+    def __deepcopy__(self, memo):
+        kind = type(self)
+        if is_parametrized(self):
+            # Its own class refuses to be pickled.
+            kind = kind.__bases__[0]
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__setstate__(copy.deepcopy(kind.__getstate__(self), memo))
+        return made
+
     def __setstate__(self, stored):
         super().__setstate__(stored)
-        if self._slots is not None:
+        slots = self._slots
+        if slots is not None:
+            if slots.owner is not None and slots.owner() is not None:
+                # A shallow copy: one layer, one scaling state.
+                self.__dict__["_slots"] = slots.copy_to(slots.index)
             self._adopt()
-
-    def _first_weight(self):
-        return self._weight_slots()[0][1]
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -308,6 +347,7 @@ class Layer(torch.nn.Module):
         return flags, live, scale, cache_at, skip_at, kept
 
     def _plan(self, mode, dtype, param_dtype, index):
+        self._check_shapes()
         plan = plan_for(self._kind, index, dtype, param_dtype, mode, *self._dims())
         self._plans[mode, dtype, param_dtype, index] = plan
         if _debug:

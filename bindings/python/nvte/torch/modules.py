@@ -1,12 +1,14 @@
 """The modules: Linear, LayerNorm, RMSNorm, LayerNormLinear, LayerNormMLP."""
 
 import math
+import numbers
 
 import torch
 from torch.nn import Parameter, init
 
 from .. import _abi
 from .functions import LinearFunction, _check_width, _functorch, linear, linear_forward, norm_linear, norm_mlp
+from .functions import forward_ad, refuse_tangents
 from . import traced
 from .layer import Layer, cast, default_device, fan_in_init, refuse
 from .norms import norm
@@ -26,6 +28,12 @@ ACTIVATIONS = {
     "qgeglu": _abi.NVTE_ACTIVATION_QGEGLU,
     "sreglu": _abi.NVTE_ACTIVATION_SREGLU,
 }
+
+
+def _halves(activation):
+    """How often fc1 computes the width of what it hands on: gated activations take two halves."""
+    return 2 if ACTIVATIONS[activation] >= _abi.NVTE_ACTIVATION_GEGLU else 1
+
 
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled, _is_autocast_enabled, _autocast_dtype = torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_autocast_dtype
@@ -72,6 +80,13 @@ class Linear(Layer):
     def _dims(self):
         return (self.in_features, self.out_features, 0), None, 0
 
+    def _shapes(self):
+        return {"weight": (self.out_features, self.in_features), "bias": (self.out_features,)}
+
+    def _resize(self, name):
+        if name == "weight" and self.weight is not None and self.weight.dim() == 2:
+            self.out_features, self.in_features = self.weight.shape
+
     def _describe(self):
         return dict(in_features=self.in_features, out_features=self.out_features, bias=self.use_bias)
 
@@ -105,6 +120,8 @@ class Linear(Layer):
         if added is not None and added.dtype is not dtype:
             added = added.to(dtype)
         if not graph:
+            if forward_ad._current_level >= 0:
+                refuse_tangents(x, weight, added)
             y = linear_forward(x, weight, added, run)[0]
         elif _functorch():
             y = LinearFunction.apply(x, weight, added, run)
@@ -191,6 +208,14 @@ class LayerNormLinear(_WithNorm):
     def _dims(self):
         return (self.in_features, self.out_features, 0), self._norm_config(), 0
 
+    def _shapes(self):
+        k, n = self.in_features, self.out_features
+        return {"layer_norm_weight": (k,), "layer_norm_bias": (k,), "weight": (n, k), "bias": (n,)}
+
+    def _resize(self, name):
+        if name == "weight" and self.weight is not None and self.weight.dim() == 2:
+            self.out_features = self.weight.shape[0]
+
     def _describe(self):
         return dict(
             in_features=self.in_features, out_features=self.out_features, bias=self.use_bias, normalization=self.normalization, eps=self.eps
@@ -234,8 +259,8 @@ class LayerNormMLP(_WithNorm):
 
     def __init__(
         self, hidden_size, ffn_hidden_size, eps=1e-5, sequence_parallel=False, return_bias=False, get_rng_state_tracker=None,
-        tp_group=None, tp_size=1, init_method=None, output_layer_init_method=None, bias=True, normalization="LayerNorm",
-        activation="gelu", fuse_wgrad_accumulation=False, params_dtype=None, return_layernorm_output=False,
+        tp_group=None, tp_size=1, init_method=None, bias=True, normalization="LayerNorm", activation="gelu",
+        output_layer_init_method=None, fuse_wgrad_accumulation=False, params_dtype=None, return_layernorm_output=False,
         return_layernorm_output_gathered=False, seq_length=None, micro_batch_size=None, set_parallel_mode=False,
         zero_centered_gamma=False, device=None, name=None, dtype=None, **others,
     ):  # fmt: skip
@@ -252,7 +277,7 @@ class LayerNormMLP(_WithNorm):
         self.return_layernorm_output = bool(return_layernorm_output)
         kind = dict(device=default_device(device), dtype=params_dtype or dtype or torch.get_default_dtype())
         self._norm(hidden_size, eps, normalization, zero_centered_gamma, kind)
-        rows = ffn_hidden_size * (2 if ACTIVATIONS[activation] >= _abi.NVTE_ACTIVATION_GEGLU else 1)
+        rows = ffn_hidden_size * _halves(activation)
         self.fc1_weight = Parameter(torch.empty(rows, hidden_size, **kind))
         if bias:
             self.fc1_bias = Parameter(torch.empty(rows, **kind))
@@ -277,6 +302,14 @@ class LayerNormMLP(_WithNorm):
 
     def _dims(self):
         return (self.hidden_size, self.hidden_size, self.ffn_hidden_size), self._norm_config(), ACTIVATIONS[self.activation]
+
+    def _shapes(self):
+        k, f = self.hidden_size, self.ffn_hidden_size
+        rows = f * _halves(self.activation)
+        return {
+            "layer_norm_weight": (k,), "layer_norm_bias": (k,), "fc1_weight": (rows, k), "fc1_bias": (rows,), "fc2_weight": (k, f),
+            "fc2_bias": (k,),
+        }  # fmt: skip
 
     def _describe(self):
         return dict(
@@ -321,7 +354,7 @@ class _Norm(torch.nn.Module):
             normalized_shape = hidden_size
         if normalized_shape is None:
             raise TypeError(f"{type(self).__name__}() misses normalized_shape")
-        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = (normalized_shape,) if isinstance(normalized_shape, numbers.Integral) else tuple(normalized_shape)
         self.eps, self.zero_centered_gamma = float(eps), bool(zero_centered_gamma)
         kind = dict(device=default_device(device), dtype=params_dtype or dtype or torch.get_default_dtype())
         self.weight = Parameter(torch.empty(self.normalized_shape, **kind))
@@ -331,10 +364,18 @@ class _Norm(torch.nn.Module):
 
     def reset_parameters(self, defer_init=False):
         """Parameters that change nothing."""
-        if not defer_init and self.weight.device.type != "meta":
-            (init.zeros_ if self.zero_centered_gamma else init.ones_)(self.weight)
-            if not self._rms:
-                init.zeros_(self.bias)
+        if defer_init:
+            return
+        bias = None if self._rms else self.bias
+        for p, fill in ((self.weight, init.zeros_ if self.zero_centered_gamma else init.ones_), (bias, init.zeros_)):
+            if p is not None and p.device.type != "meta":
+                fill(p)
+
+    def register_parameter(self, name, param):
+        if name in ("weight", "bias") and param is not None and tuple(param.shape) != self.normalized_shape:
+            # The library knows only where they begin.
+            raise ValueError(f"{type(self).__name__}: {name} has shape {tuple(param.shape)}, and must have {self.normalized_shape}")
+        super().register_parameter(name, param)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
@@ -356,6 +397,9 @@ class _Norm(torch.nn.Module):
         weight, bias = parameters.get("weight"), parameters.get("bias")
         if weight is None:
             weight = self.weight
+            if weight is None:
+                # Taken over from an nn.LayerNorm without one.
+                weight = inp.new_full(self.normalized_shape, 0.0 if self.zero_centered_gamma else 1.0)
         if bias is None and not self._rms:
             bias = self.bias
         dims = len(self.normalized_shape)

@@ -10,7 +10,7 @@ from .. import _abi
 from .._arrays import pack_tensor
 from .._library import check, lib, packer
 from ..context import shared
-from .functions import _fast, _finish, _functorch, _vector, nowhere, rows_of
+from .functions import _fast, _finish, _functorch, _vector, forward_ad, nowhere, refuse_tangents, rows_of
 from .plans import NUMBERS, scratch
 
 _pack_fwd = packer(_abi.nvte_norm_fwd_args_t, "zero_centered_gamma x gamma beta y mu rsigma eps reserved residual sum")
@@ -199,6 +199,8 @@ def norm(x, gamma, beta, eps, zero_centered, rms, dtype, residual=None):
         or residual is not None and residual.requires_grad
     )
     if not wanted:
+        if forward_ad._current_level >= 0:
+            refuse_tangents(x, gamma, beta, residual)
         y, _, total = norm_forward(x, gamma, beta, eps, zero_centered, rms, dtype, False, residual)
         return y if residual is None else (y, total)
     how = (eps, zero_centered, rms, dtype)

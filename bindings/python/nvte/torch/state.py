@@ -101,7 +101,7 @@ class Device:
         """One more chunk."""
         number = len(self.chunks)
         if number % CHUNKS_PER_BANK == 0:
-            self.banks.append(torch.zeros(CHUNKS_PER_BANK * SLOTS, device=self.where))
+            self.banks.append(torch.zeros(CHUNKS_PER_BANK * SLOTS, dtype=torch.float32, device=self.where))
         first = number % CHUNKS_PER_BANK * SLOTS
         chunk = Chunk(self, self.banks[-1], first)
         self.chunks.append(chunk)
@@ -282,9 +282,11 @@ class Chunk:
         self.device = device
         self.bank, self.first = bank, first
         self.live = bank[first : first + SLOTS]
-        self.scale = torch.ones(SLOTS, device=where)
-        self.history = torch.zeros(SLOTS, HISTORY, device=where)
-        self.format_max = torch.full((SLOTS,), 448.0, device=where)
+        # The types are the library's, whatever torch's default one is when the first layer is made.
+        kind = dict(dtype=torch.float32, device=where)
+        self.scale = torch.ones(SLOTS, **kind)
+        self.history = torch.zeros(SLOTS, HISTORY, **kind)
+        self.format_max = torch.full((SLOTS,), 448.0, **kind)
         self.nonfinite = torch.zeros(SLOTS, dtype=torch.int32, device=where)
         self.counters = torch.zeros(SLOTS, dtype=torch.int32, device=where)
         self.live_at, self.scale_at, self.history_at = self.live.data_ptr(), self.scale.data_ptr(), self.history.data_ptr()
@@ -523,16 +525,18 @@ class Slots:
         return memo.setdefault(id(self), self.copy_to(self.index))
 
     def __reduce__(self):
-        return _rebuild, (self.index, self.k, self.pack().cpu(), self.nonfinite.cpu(), self.counter().cpu())
+        # Not as tensors: sent to another process, a view takes the chunk's memory along, and a temporary one is gone when it is to start.
+        packed = bytes(self.pack().cpu().view(torch.uint8).flatten().tolist())
+        return _rebuild, (self.index, self.k, packed, self.nonfinite.tolist(), int(self.counter()))
 
 
 def _rebuild(index, k, packed, nonfinite, counter):
     if index >= 0 and index >= torch.cuda.device_count():
         index = -1
     slots = device_of(index).take(k)
-    slots.unpack(packed)
-    slots.set_counter(int(counter))
-    slots.nonfinite.copy_(nonfinite)
+    slots.unpack(torch.frombuffer(bytearray(packed), dtype=torch.float32).view(k, -1))
+    slots.set_counter(counter)
+    slots.nonfinite.copy_(torch.tensor(nonfinite, dtype=torch.int32, device="cpu"))
     return slots
 
 

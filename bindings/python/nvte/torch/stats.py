@@ -67,7 +67,7 @@ class _Collector:
         spec, k = plan.mode.spec, layer._slots_wanted
         forward, backward = state.LARGEST[spec.format]
         largest = forward if i < k * 2 // 3 else backward
-        one = torch.ones((), device=t.device)
+        one = torch.ones((), dtype=torch.float32, device=t.device)
         if spec.delayed and not (weight and flags & SCALE_DUE and not flags & SCALE_KEEP):
             scale = layer._slots.scale[i].clone()
         else:

@@ -221,7 +221,7 @@ class _LayerBackward(torch.autograd.Function):
 
 def _once(operator):
     def call(*given):
-        tensors = [t for t in given if isinstance(t, torch.Tensor)]
+        tensors = [t for g in given for t in (g if isinstance(g, (list, tuple)) else (g,)) if isinstance(t, torch.Tensor)]
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return _LayerBackward.apply(operator(), given, *tensors)
         with torch._C._AutoDispatchBelowAutograd():
@@ -299,6 +299,7 @@ def call(layer, x, parameters, needs, first, norm_out=False):
     """(y, norm's output or None) of a layer, as dynamo traces it. `needs`: flags of the parameters' gradients."""
     if layer.fuse_wgrad_accumulation:
         raise RuntimeError("fuse_wgrad_accumulation is not supported under torch.compile")
+    layer._check_shapes()
     kind = "cuda" if x.is_cuda else "cpu"
     if torch.is_autocast_enabled(kind):
         x = x.to(torch.get_autocast_dtype(kind))
@@ -306,8 +307,8 @@ def call(layer, x, parameters, needs, first, norm_out=False):
     if not mode.startswith("fp8"):
         parameters = [p if p is None else p.to(x.dtype) for p in parameters]
     else:
-        weight = layer._first_weight()
-        parameters = [p if p is None else p.to(weight.dtype) for p in parameters]
+        dtype = parameters[_PARTS[layer._kind][1][0]].dtype
+        parameters = [p if p is None else p.to(dtype) for p in parameters]
     flags = 0
     if torch.is_grad_enabled():
         flags = needs | (NEEDS_DX if x.requires_grad else 0)

@@ -1,0 +1,233 @@
+"""What programs do with models beside training them: wrap, copy, send, resize and differentiate in other ways."""
+
+import copy
+import gc
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import nvte.torch as te  # noqa: E402
+from nvte.torch.region import local  # noqa: E402
+from torch.nn.utils import parametrizations, prune  # noqa: E402
+from torch_common import DEVICE, LAYERS, assert_same, states  # noqa: E402
+
+
+def trained(layer, features, steps=2):
+    """The layer after some steps in FP8."""
+    for _ in range(steps):
+        with te.autocast():
+            y = layer(torch.randn(5, features, device=DEVICE, dtype=next(layer.parameters()).dtype))
+        y.sum().backward()
+    return layer
+
+
+def run(code):
+    """Output of a program of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_scaling_state_is_f32_whatever_the_default_type(dtype):
+    # In a process of its own: slots are made with the first layer.
+    out = run(
+        f"""
+import torch
+torch.set_default_dtype(torch.{dtype})
+import nvte.torch as te
+layer = te.Linear(32, 16, device="{DEVICE}", params_dtype=torch.float32)
+x = torch.randn(8, 32, device="{DEVICE}", dtype=torch.float32)
+for _ in range(2):
+    with te.autocast():
+        y = layer(x)
+    y.sum().backward()
+parts = [layer.fp8_scale, layer.fp8_amax, layer.fp8_amax_history, layer.fp8_state, te.Linear(8, 8, device="meta").fp8_state]
+assert all(t.dtype == torch.float32 for t in parts), [t.dtype for t in parts]
+assert torch.equal(layer.fp8_amax[:2], torch.stack([x.abs().amax(), layer.weight.detach().abs().amax()]))
+assert torch.equal(layer.fp8_scale[0], 448 / x.abs().amax()), layer.fp8_scale
+with te.collect_stats(layer) as found, te.autocast():
+    layer(x)
+assert found[""]["x"].elements == x.numel()
+print("done")
+"""
+    )
+    assert "done" in out
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "layernorm", "rmsnorm"])
+def test_gradients_of_gradients_are_refused_where_the_last_layer_is_ours(name):
+    # The gradient of a sum has no graph of its own; that of x depends on the parameters all the same.
+    if name in LAYERS:
+        make, features = LAYERS[name]
+        layer = make()
+    else:
+        features = 12
+        layer = (te.LayerNorm if name == "layernorm" else te.RMSNorm)(features, device=DEVICE)
+    x = torch.randn(4, features, device=DEVICE, requires_grad=True)
+    (g,) = torch.autograd.grad(layer(x.tanh()).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        g.square().sum().backward()
+
+
+def test_gradients_without_more_derivatives_are_plain():
+    layer = te.Linear(8, 4, device=DEVICE).requires_grad_(False)
+    x = torch.randn(3, 8, device=DEVICE, requires_grad=True)
+    (g,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+    assert not g.requires_grad
+
+
+def test_compiled_gradients_of_gradients_are_refused():
+    layer = te.Linear(8, 4, device=DEVICE)
+    x = torch.randn(3, 8, device=DEVICE, requires_grad=True)
+    with te.autocast():
+        y = torch.ops.nvte.layer(x, [layer.weight, layer.bias], layer._scale_view, layer._text, local.text, 3, True, -1, False)[0]
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        g.square().sum().backward()
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "layernorm"])
+def test_forward_mode_is_refused_where_nothing_requires_gradients(name):
+    make, features = LAYERS[name] if name in LAYERS else (lambda: te.LayerNorm(12, device=DEVICE), 12)
+    layer = make().requires_grad_(False)
+    with torch.autograd.forward_ad.dual_level():
+        x = torch.randn(2, 3, features, device=DEVICE)
+        layer(x[0])
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            layer(torch.autograd.forward_ad.make_dual(*x))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_parametrized_weights(bias):
+    layer = parametrizations.weight_norm(te.Linear(16, 8, bias=bias, device=DEVICE))
+    trained(layer, 16)
+    assert layer.parametrizations.weight.original1.grad is not None
+    twin = copy.deepcopy(layer)
+    assert_same(states(twin), states(layer))
+    layer.to(torch.bfloat16)
+    trained(layer, 16)
+    assert layer.weight.dtype == torch.bfloat16
+    assert not layer._due
+    stored = {k: v for k, v in twin.state_dict().items() if not k.startswith("fp8")}
+    layer.load_state_dict(stored)
+    assert layer._due
+    torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    trained(layer, 16)
+
+
+def test_the_state_of_a_parametrized_layer_is_read_without_effects():
+    layer = parametrizations.spectral_norm(te.Linear(16, 8, bias=False, device=DEVICE))
+    u = layer.parametrizations.weight[0]._u.clone()
+    layer.state_dict()
+    layer.to(DEVICE)
+    assert torch.equal(layer.parametrizations.weight[0]._u, u)
+
+
+def test_pruned_weights():
+    layer = te.Linear(16, 8, bias=False, device=DEVICE)
+    prune.l1_unstructured(layer, "weight", 0.5)
+    trained(layer, 16)
+    layer.bfloat16()
+    trained(layer, 16)
+    prune.remove(layer, "weight")
+    assert (trained(layer, 16).weight == 0).sum() == 64
+
+
+def test_a_weight_of_another_size():
+    for kind in (te.Linear, te.LayerNormLinear):
+        layer = trained(kind(16, 8, device=DEVICE), 16)
+        weight = torch.randn(12, 16, device=DEVICE)
+        layer.weight = torch.nn.Parameter(weight)
+        with pytest.raises(ValueError, match=r"bias: has shape \(8,\), and must have \(12,\)"):
+            layer(torch.randn(3, 16, device=DEVICE))
+        layer.bias = torch.nn.Parameter(torch.zeros(12, device=DEVICE))
+        assert layer.out_features == 12 and trained(layer, 16).weight.grad.shape == (12, 16)
+        compiled = torch.compile(layer, backend="eager")
+        assert compiled(torch.randn(3, 16, device=DEVICE)).shape == (3, 12)
+    layer = te.LayerNormMLP(16, 24, device=DEVICE)
+    layer.fc1_weight = torch.nn.Parameter(torch.randn(20, 16, device=DEVICE))
+    with pytest.raises(ValueError, match="fc1_weight"):
+        layer(torch.randn(3, 16, device=DEVICE))
+    with pytest.raises(ValueError, match=r"LayerNorm: weight has shape \(4,\), and must have \(8,\)"):
+        te.LayerNorm(8, device=DEVICE).weight = torch.nn.Parameter(torch.ones(4, device=DEVICE))
+    layer = te.Linear(8, 8, device=DEVICE)
+    layer(torch.randn(3, 8, device=DEVICE))
+    layer.weight.data = torch.empty(0, device=DEVICE)
+    with pytest.raises(ValueError, match="taken away"):
+        layer(torch.randn(3, 8, device=DEVICE))
+
+
+def test_norms_without_parameters():
+    x = torch.randn(3, 8, device=DEVICE, requires_grad=True)
+    layer = te.LayerNorm(8, device=DEVICE)
+    layer.weight = layer.bias = None
+    torch.testing.assert_close(layer(x), torch.nn.functional.layer_norm(x, (8,)))
+    layer(x).square().sum().backward()
+    assert x.grad is not None
+    layer.reset_parameters()
+    zero_centered = te.RMSNorm(8, zero_centered_gamma=True, device=DEVICE)
+    zero_centered.weight = None
+    torch.testing.assert_close(zero_centered(x), torch.nn.functional.rms_norm(x, (8,), eps=1e-5))
+    numpy = pytest.importorskip("numpy")
+    assert te.LayerNorm(numpy.int64(8), device=DEVICE).normalized_shape == (8,)
+
+
+def test_shallow_copies_have_their_own_state():
+    layer = trained(te.Linear(16, 8, device=DEVICE), 16)
+    twin = copy.copy(layer)
+    assert twin.weight is layer.weight
+    assert_same(states(twin), states(layer))
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    del twin
+    gc.collect()
+    with te.autocast():
+        compiled(torch.randn(4, 16, device=DEVICE)).sum().backward()
+
+
+SPAWNED = """
+import pickle, sys
+import torch
+import torch.multiprocessing
+import nvte.torch as te
+from multiprocessing.reduction import ForkingPickler
+from nvte.torch import state
+
+if __name__ == "__main__":
+    layer = te.Linear(16, 8, device="cpu")
+    for _ in range(2):
+        with te.autocast():
+            y = layer(torch.randn(4, 16))
+        y.sum().backward()
+    # As for a process that is spawned: tensors' memory is moved to where the other process can see it.
+    sent = ForkingPickler.dumps(layer)
+    (chunk,) = state.devices[-1].chunks
+    assert chunk.nonfinite.data_ptr() == chunk.nonfinite_at and chunk.counters.data_ptr() == chunk.counters_at
+    twin = pickle.loads(sent)
+    assert torch.equal(twin.fp8_state, layer.fp8_state) and torch.equal(twin.weight, layer.weight)
+    print("done")
+"""
+
+
+def test_layers_sent_to_other_processes_keep_their_state_at_home():
+    assert "done" in run(SPAWNED)
+
+
+def test_states_can_be_assigned():
+    # So HuggingFace's from_pretrained loads what a state_dict names.
+    source, layer = trained(te.Linear(16, 8, device=DEVICE), 16), te.Linear(16, 8, device=DEVICE)
+    for name in ("fp8_state_header", "fp8_state"):
+        setattr(layer, name, torch.nn.Parameter(source.state_dict()[name], requires_grad=False))
+    assert not list(set(dict(layer.named_parameters())) - {"weight", "bias"})
+    assert_same(layer.state_dict()["fp8_state"], source.state_dict()["fp8_state"])
+    assert_same(layer.state_dict()["fp8_state_header"], source.state_dict()["fp8_state_header"])
+    with pytest.raises(ValueError, match="fp8_state"):
+        layer.fp8_state = torch.nn.Parameter(torch.zeros(2, 2, device=DEVICE))
+
+
+def test_positions_of_arguments_are_nvidias():
+    layer = te.LayerNormMLP(8, 16, 1e-6, False, False, None, None, 1, None, False, "RMSNorm", "silu", torch.nn.init.zeros_, device=DEVICE)
+    assert layer.normalization == "RMSNorm" and layer.activation == "silu" and layer.fc2_bias is None and (layer.fc2_weight == 0).all()
