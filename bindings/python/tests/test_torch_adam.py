@@ -2,6 +2,8 @@
 
 import copy
 import io
+import sys
+import threading
 
 import pytest
 
@@ -220,6 +222,35 @@ def test_clip_grad_norm(seed):  # noqa: F811
     assert float(te.clip_grad_norm_([], 1.0)) == 0
     gradients(ours, theirs)
     assert torch.equal(te.clip_grad_norm_(ours, 1.0, 1.0), torch.nn.utils.clip_grad_norm_(theirs, 1.0, 1.0))
+
+
+def test_clipping_in_threads(seed):  # noqa: F811
+    # Models of equal shapes: no thread may see the gradients of another.
+    wrong = []
+
+    def work(k):
+        for _ in range(200):
+            ours = [torch.nn.Parameter(torch.zeros(100, device=DEVICE)) for _ in range(3)]
+            before = [torch.full((100,), 10.0**k + i, device=DEVICE) for i in range(3)]
+            for p, g in zip(ours, before):
+                p.grad = g.clone()
+            want = torch.stack(before).norm()
+            norm = te.clip_grad_norm_(ours, 0.5)
+            good = all(torch.allclose(p.grad, g * (0.5 / want), rtol=1e-4) for p, g in zip(ours, before))
+            if not good or abs(float(norm / want) - 1) > 1e-4:
+                wrong.append(k)
+
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join(120)
+    finally:
+        sys.setswitchinterval(switch)
+    assert not wrong
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="graphs are CUDA's")

@@ -1,5 +1,7 @@
 """Clipping of gradients by their norm, without waiting for the device."""
 
+import threading
+
 import torch
 
 from .. import ops
@@ -8,7 +10,16 @@ from .plans import NUMBERS
 from .state import capturing
 
 _KEPT = 16
-_lists = {}
+
+
+class _Lists(threading.local):
+    """Lists of this thread: with a shared one, calls of two threads would exchange each other's gradients."""
+
+    def __init__(self):
+        self.kept = {}
+
+
+_lists = _Lists()
 
 
 def _list_for(gradients, index):
@@ -18,19 +29,20 @@ def _list_for(gradients, index):
         return ops.grad_list([_flat(g) for g in gradients])
     key = (index, stream, *((g.dtype, g.numel()) for g in gradients))
     at = [g.data_ptr() for g in gradients]
-    found = _lists.get(key)
+    kept = _lists.kept
+    found = kept.get(key)
     if found is None:
-        if len(_lists) >= _KEPT:
-            _lists.pop(next(iter(_lists)))
+        if len(kept) >= _KEPT:
+            kept.pop(next(iter(kept)))
         tensors = ops.grad_list([_flat(g) for g in gradients])
         # Gradients go when their owner lets them go.
         tensors.gradients = None
-        _lists[key] = tensors, at
+        kept[key] = tensors, at
         return tensors
     tensors, old = found
     if at != old:
         tensors.set_gradients(at)
-        _lists[key] = tensors, at
+        kept[key] = tensors, at
     return tensors
 
 
