@@ -58,6 +58,15 @@ def matrix_of(name, shape, strides):
     return rows, cols, ld
 
 
+def gapless(shape):
+    """Strides of an array without gaps: those of one without elements say nothing."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
 class Space:
     """What the two frameworks share."""
 
@@ -170,10 +179,20 @@ class Space:
         """Address of one float32; 0 for None."""
         return self.floats(name, x, 1)
 
+    def written(self, name, x, length=1):
+        """Address of a float32 vector that the call will write; 0 for None."""
+        return self.floats(name, self.writable(name, x), length)
+
     def require(self, name, x):
         """`x` is of this space."""
-        if x is not None and space_of(x) is not self:
-            raise ValueError(f"{name} is {space_of(x)}, and the first array {self}")
+        if x is None:
+            return x
+        try:
+            found = space_of(x)
+        except (TypeError, ValueError) as e:
+            raise type(e)(f"{name}: {e}") from None
+        if found is not self:
+            raise ValueError(f"{name} is {found}, and the first array {self}")
         return x
 
     def __repr__(self):
@@ -238,7 +257,7 @@ class NumpySpace(Space):
 
     def writable(self, name, x):
         """`x`, which the call will write."""
-        if not x.flags.writeable:
+        if x is not None and not self.require(name, x).flags.writeable:
             raise ValueError(f"{name} is read-only")
         return x
 
@@ -280,7 +299,7 @@ class NumpySpace(Space):
         size, number = x.dtype.itemsize, self.number(name, x.dtype)
         if any(s % size for s in x.strides):
             raise ValueError(f"{name}: strides {x.strides} in bytes are no multiples of the element, {size}")
-        return number, x.__array_interface__["data"][0], x.shape, tuple(s // size for s in x.strides)
+        return number, x.__array_interface__["data"][0], x.shape, tuple(s // size for s in x.strides) if x.size else gapless(x.shape)
 
     def indices(self, name, x):
         """(address, whether they are of 64 bits, shape, strides in elements) of integers."""
@@ -294,7 +313,8 @@ class NumpySpace(Space):
 
     def bytes_of(self, name, x):
         """(shape, strides in bytes, address, bytes of an element) of an array of any type."""
-        return x.shape, x.strides, x.__array_interface__["data"][0], x.dtype.itemsize
+        size = x.dtype.itemsize
+        return x.shape, x.strides if x.size else [s * size for s in gapless(x.shape)], x.__array_interface__["data"][0], size
 
     def stream(self, given):
         return stream_handle(given)
@@ -347,21 +367,23 @@ class TorchSpace(Space):
             type(x) in _torch_types
             and x.dtype is self.float32
             and x.numel() == length
-            and x.get_device() == self.index
+            and (x.is_cpu if self.index < 0 else x.get_device() == self.index)
             and (length == 1 or x.is_contiguous())
         ):
             return x.data_ptr()
         return super().floats(name, x, length)
 
     def parameter(self, name, x):
-        if type(x) in _torch_types and x.get_device() == self.index and x.dim() == 1 and x.is_contiguous():
+        here = type(x) in _torch_types and (x.is_cpu if self.index < 0 else x.get_device() == self.index)
+        if here and x.dim() == 1 and x.is_contiguous():
             number, length = self.numbers.get(x.dtype, BYTES), x.shape[0]
             if 0 <= number <= 2:
                 return pack_tensor(number, 0, 0, x.data_ptr(), 1, length, length, 0, 0, 0, 0, 0, 0, 0, 0)
         return super().parameter(name, x)
 
     def require(self, name, x):
-        if x is None or type(x) in _torch_types and x.get_device() == self.index:
+        # get_device is -1 for the CPU, and for kinds of devices that are not supported.
+        if x is None or type(x) in _torch_types and (x.is_cpu if self.index < 0 else x.get_device() == self.index):
             return x
         return super().require(name, x)
 
@@ -405,7 +427,7 @@ class TorchSpace(Space):
         number = self.numbers.get(x.dtype)
         if number is None:
             raise TypeError(f"{name}: {x.dtype} is not an element type of nvte")
-        return number, x.data_ptr() or 256, x.shape, x.stride()
+        return number, x.data_ptr() or 256, x.shape, x.stride() if x.numel() else gapless(x.shape)
 
     def indices(self, name, x):
         """(address, whether they are of 64 bits, shape, strides in elements) of integers."""
@@ -420,7 +442,7 @@ class TorchSpace(Space):
     def bytes_of(self, name, x):
         """(shape, strides in bytes, address, bytes of an element) of a tensor of any type."""
         size = x.element_size()
-        return x.shape, [s * size for s in x.stride()], x.data_ptr() or 256, size
+        return x.shape, [s * size for s in (x.stride() if x.numel() else gapless(x.shape))], x.data_ptr() or 256, size
 
     def stream(self, given):
         if given is None:
@@ -454,7 +476,7 @@ def _numpy(_):
 def _torch(x):
     index = x.get_device()
     found = _spaces.get(index)
-    if found is None:
+    if found is None or index < 0 and not x.is_cpu:
         if x.device.type not in ("cpu", "cuda"):
             raise ValueError(f"tensors on {x.device.type} are not supported: cpu or cuda")
         found = _spaces[index] = TorchSpace(index)

@@ -124,4 +124,29 @@ def packing(structure, fields):
 def packer(structure, fields):
     """A fast way to fill a C struct: a function from all values, in order, to bytes. struct_size is filled in."""
     pack, size = packing(structure, fields)
-    return lambda *values: pack(size, *values)
+
+    def packed(*values):
+        try:
+            return pack(size, *values)
+        except (struct.error, OverflowError):
+            pass
+        raise _unfit(structure, values)
+
+    return packed
+
+
+def _unfit(structure, values):
+    """What to raise for values that a C struct cannot hold."""
+    for (name, kind), value in zip(structure._fields_[1:], values):
+        letter = _LETTERS[kind]
+        try:
+            struct.pack("@" + letter, value)
+        except (struct.error, OverflowError):
+            if letter in "fd":
+                return TypeError(f"{name} = {value!r}: must be a number")
+            if not hasattr(value, "__index__"):
+                return TypeError(f"{name} = {value!r}: must be an integer")
+            bits, signed = 8 * ctypes.sizeof(kind), letter in "iq"
+            least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+            return ValueError(f"{name} = {value}: must be from {least} to {most}")
+    return TypeError(f"{structure.__name__}: takes {len(structure._fields_) - 1} values, and got {len(values)}")

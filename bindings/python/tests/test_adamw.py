@@ -100,6 +100,28 @@ def test_scalars(fw, rng):
         nvte.ops.adamw_list(w, [g[0]], m, v)
     with pytest.raises(ValueError, match="no tensors"):
         nvte.ops.adamw_list([], [], [], [])
+    with pytest.raises(TypeError, match="lr is None"):
+        nvte.ops.adamw(tensors, step, lr=None)
+
+
+def test_other_gradients(fw, rng):
+    held = [values(rng, s, special=False) for s in ((6,), (2, 5))]
+    tensors = nvte.ops.grad_list([fw.array(v) for v in held])
+    kept = tensors.gradients
+    for wrong in (
+        [fw.array(held[0].astype(np.float16)), fw.array(held[1])],
+        [fw.array(held[0]), fw.array(held[1][:1])],
+        [fw.array(np.repeat(held[0], 2))[::2], fw.array(held[1])],
+    ):
+        with pytest.raises(ValueError, match="gradients: must be"):
+            tensors.set_gradients(wrong)
+    with pytest.raises(nvte.ArgumentError, match="count"):
+        tensors.set_gradients([fw.array(held[0])])
+    # What was refused left the list, and what it keeps alive, as they were.
+    assert tensors.gradients is kept
+    assert abs(fw.numpy(nvte.ops.grad_norm(tensors))[0] - np.sqrt(sum((v**2).sum() for v in held))) < 1e-4
+    tensors.set_gradients([fw.array(3 * held[0]), fw.array(3 * held[1].reshape(5, 2))])
+    assert abs(fw.numpy(nvte.ops.grad_norm(tensors))[0] - 3 * np.sqrt(sum((v**2).sum() for v in held))) < 1e-4
 
 
 @pytest.mark.parametrize("high", HIGH)

@@ -87,6 +87,91 @@ def test_numpy_arrays_that_do_not_fit():
         assert nvte.ops.cast_to_fp8(x, scale=scale).scale_inv[0] == 0.5
 
 
+@pytest.mark.skipif(BACKEND != "cpu", reason="numpy arrays live on the CPU")
+def test_numpy_arrays_that_are_only_to_be_read():
+    x, row = np.ones((4, 6), np.float32), np.ones(4, np.float32)
+
+    def locked(n=1, dtype=np.float32):
+        made = np.zeros(n, dtype)
+        made.flags.writeable = False
+        return made
+
+    def fp8(**slots):
+        return nvte.Fp8Tensor(np.zeros((4, 6), np.uint8), **{"scale_inv": np.zeros(1, np.float32), **slots}, dtype="e4m3")
+
+    scales = [np.ones(1, np.float32) for _ in range(3)]
+    work = nvte.ops.cast_dbias_workspace("cpu", 4, 6) + 16
+    for name, call in (
+        ("amax", lambda a: nvte.ops.cast_to_fp8(x, amax=a)),
+        ("amax", lambda a: nvte.ops.activation_fwd(x, "gelu", amax=a)),
+        ("amax", lambda a: nvte.ops.multi_cast_to_fp8(nvte.ops.cast_list([x], [fp8(amax=a)]))),
+        ("scale_inv", lambda a: nvte.ops.cast_to_fp8(x, out=fp8(scale_inv=a))),
+        ("scale", lambda a: nvte.ops.cast_to_fp8_current(x, out=fp8(scale=a))),
+        ("scale_inv", lambda a: nvte.ops.scaling_update(scales[0], scales[1], None, scales[2], scale_inv=a)),
+        ("mu", lambda a: nvte.ops.layernorm_fwd(x[:1], mu=a)),
+        ("rsigma", lambda a: nvte.ops.rmsnorm_fwd(x[:1], rsigma=a)),
+        ("gradients", lambda a: nvte.ops.grad_list([row[:1]]).set_gradients([a])),
+    ):
+        only_read = locked()
+        with pytest.raises(ValueError, match=f"{name} is read-only"):
+            call(only_read)
+        assert only_read[0] == 0
+    with pytest.raises(ValueError, match="workspace is read-only"):
+        nvte.ops.cast_dbias(x, workspace=locked(work, np.uint8))
+    # A scale that is given is read.
+    assert nvte.ops.cast_to_fp8(x, scale=np.broadcast_to(np.float32(2), (1,))).scale_inv[0] == 0.5
+
+
+def test_workspace_with_gaps(fw):
+    x = fw.array(np.ones((40, 60), np.float32))
+    with pytest.raises(ValueError, match="workspace: must be without gaps"):
+        nvte.ops.cast_to_fp8_current(x, workspace=fw.array(np.zeros(4096, np.uint8))[::2])
+
+
+@pytest.mark.skipif(torch is None, reason="needs torch")
+def test_tensors_without_memory():
+    made = {"device": DEVICE}
+    x, t, table = torch.ones(6, 8, **made), torch.zeros(6, dtype=torch.int64, **made), torch.ones(6, 4, **made)
+    nvte.ops.cast_to_fp8(x)
+    # Views have an address that is not 0, and nothing there.
+    meta = lambda like: torch.empty((like.shape[0] + 1, *like.shape[1:]), dtype=like.dtype, device="meta")[1:]  # noqa: E731
+    heads = x.view(6, 1, 1, 8)
+    for name, call in (
+        ("x", lambda: nvte.ops.cast_to_fp8(meta(x))),
+        ("amax", lambda: nvte.ops.cast_to_fp8(x, amax=meta(table[0, :1]))),
+        ("gamma", lambda: nvte.ops.layernorm_fwd(x, meta(x[0]))),
+        ("mask", lambda: nvte.ops.softmax_fwd(x, mask=meta(x > 0))),
+        ("target", lambda: nvte.ops.cross_entropy(x, meta(t))),
+        ("rng", lambda: nvte.ops.dropout_fwd(x, 0.5, meta(t[:2]))),
+        ("sin", lambda: nvte.ops.rope_fwd(heads, table, meta(table))),
+        ("positions", lambda: nvte.ops.rope_fwd(heads, table, table, positions=meta(t))),
+        ("gradients", lambda: nvte.ops.grad_norm([x, meta(x)])),
+    ):
+        with pytest.raises(ValueError, match="meta are not supported" if name == "x" else f"{name}: tensors on meta"):
+            call()
+
+
+def test_numbers_that_do_not_fit(fw):
+    x, t, z = fw.array(np.ones((4, 6), np.float32)), fw.array(np.zeros(4, np.int64)), fw.array(np.ones(1, np.float32))
+    rng = fw.array(np.arange(2))
+    for kind, message, call in (
+        (ValueError, "rng_stream = -1: must be from 0", lambda: nvte.ops.dropout_fwd(x, 0.5, rng, rng_stream=-1)),
+        (ValueError, f"ignore_index = {2**63}: must be from", lambda: nvte.ops.cross_entropy(x, t, ignore_index=2**63)),
+        (ValueError, f"offset = {-(2**64)}: must be from", lambda: nvte.ops.softmax_fwd(x, causal=True, offset=-(2**64))),
+        (ValueError, f"margin = {2**31}: must be from", lambda: nvte.ops.cast_to_fp8_current(x, margin=2**31)),
+        (ValueError, "interval = -1: must be from 0", lambda: nvte.ops.scaling_update(z, z, None, z, interval=-1)),
+        (TypeError, "margin = 1.5: must be an integer", lambda: nvte.ops.cast_to_fp8_current(x, margin=1.5)),
+        (TypeError, "scale = 'a': must be a number", lambda: nvte.ops.softmax_fwd(x, scale="a")),
+        (TypeError, "max_norm = None: must be a number", lambda: nvte.ops.grad_norm([x], max_norm=None)),
+    ):
+        with pytest.raises(kind, match=message):
+            call()
+    with pytest.raises(ValueError, match="scale: has 3 elements"):
+        nvte.ops.scale_rows(x, fw.array(np.ones(3, np.float32)))
+    with pytest.raises(TypeError, match="amax: .*must be a numpy array or a torch tensor"):
+        nvte.ops.cast_to_fp8(x, amax=1.0)
+
+
 def test_contexts(fw):
     x = fw.array(np.ones((4, 6), np.float32))
     with nvte.Context(DEVICE, num_threads=1) as context:

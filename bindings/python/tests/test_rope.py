@@ -122,6 +122,20 @@ def test_packed_qkv(fw, rng, order, high):
             assert same(fw.numpy(dqkv), want)
 
 
+def test_nothing_to_rotate(fw):
+    cos, sin = (fw.array(t) for t in nvte.ops.rope_table(4, 8))
+    for shape in ((0, 2, 3, 8), (5, 0, 3, 8), (5, 2, 0, 8)):
+        for layout in ("sbhd", "bshd", "bhsd"):
+            for function in (nvte.ops.rope_fwd, nvte.ops.rope_bwd):
+                assert tuple(function(fw.array(np.ones(shape, np.float32)), cos, sin, layout=layout).shape) == shape
+    q, k, v = nvte.ops.rope_qkv_fwd(fw.array(np.ones((0, 2, 64), np.float32)), cos, sin, 4, 2)
+    assert [tuple(t.shape) for t in (q, k, v)] == [(0, 2, 4, 8), (0, 2, 2, 8), (0, 2, 2, 8)]
+    assert tuple(nvte.ops.rope_qkv_bwd(q, k, v, cos, sin).shape) == (0, 2, 64)
+    # A table of no positions: every token lies outside.
+    none = fw.array(np.zeros((0, 4), np.float32))
+    assert np.isnan(fw.numpy(nvte.ops.rope_fwd(fw.array(np.ones((3, 1, 1, 8), np.float32)), none, none))).all()
+
+
 def test_errors(fw):
     cos, sin = (fw.array(t) for t in nvte.ops.rope_table(4, 8))
     x = fw.array(np.zeros((3, 2, 2, 8), np.float32))
@@ -142,6 +156,10 @@ def test_errors(fw):
         nvte.ops.rope_fwd(x, x, sin)
     with pytest.raises(nvte.ArgumentError, match="rotary_dim"):
         nvte.ops.rope_fwd(fw.array(np.zeros((3, 2, 2, 6), np.float32)), cos, sin)
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        nvte.ops.rope_fwd(fw.array(np.zeros((3, 2, 8), np.float32)), cos, sin, layout="thd", cu_seqlens=fw.array(np.zeros((2, 2), np.int32)))
+    with pytest.raises(ValueError, match="q, k and v"):
+        nvte.ops.rope_qkv_fwd(fw.array(np.zeros((3, 2, 32), np.float32)), cos, sin, 2, 1, out=(x,))
     with pytest.raises(ValueError, match="does not hold"):
         nvte.ops.rope_qkv_fwd(fw.array(np.zeros((3, 2, 9), np.float32)), cos, sin, 2, 1)
     with pytest.raises(ValueError, match="order"):

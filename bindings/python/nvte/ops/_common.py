@@ -39,7 +39,8 @@ def pack_fp8(space, name, q, write=False, scale=None, amax=None):
         if data is not None and (rows != c or cols != r):
             raise ValueError(f"{name}.data_t is [{r}, {c}], and {name}.data [{rows}, {cols}]: it must be its transpose")
         rows, cols = c, r
-    scale, scale_inv, amax = space.slot("scale", scale), space.slot("scale_inv", q.scale_inv), space.slot("amax", amax)
+    slot = space.written if write else space.slot
+    scale, scale_inv, amax = space.slot("scale", scale), slot("scale_inv", q.scale_inv), slot("amax", amax)
     return pack_tensor(number, 1, 0, address, rows, cols, ld, address_t, ld_t, scale, scale_inv, 0, 0, 0, amax), rows, cols
 
 
@@ -83,6 +84,7 @@ def fp8_output(space, name, shape, rows, cols, dtype, *, out, scale, amax, rowwi
     if own_slots:
         if out.scale is None:
             out.scale = space.empty((1,), float32)
+        space.writable("scale", out.scale)
         if out.amax is None:
             out.amax = space.empty((1,), float32)
     return out, pack_fp8(space, name, out, True, out.scale, out.amax)[0]
@@ -102,7 +104,7 @@ def any_output(space, shape, rows, cols, like, dtype, *, out, scale, amax, rowwi
         number, address, r, c, ld = space.matrix("out", space.require("out", out))
         if 0 <= number <= 2:
             space.writable("out", out)
-            return out, pack_tensor(number, 0, 0, address, r, c, ld, 0, 0, 0, 0, 0, 0, 0, space.slot("amax", amax))
+            return out, pack_tensor(number, 0, 0, address, r, c, ld, 0, 0, 0, 0, 0, 0, 0, space.written("amax", amax))
     if is_fp8(dtype, out):
         return fp8_output(
             space, "out", shape, rows, cols, dtype, out=out, scale=scale, amax=amax, rowwise=rowwise, transpose=transpose
@@ -117,7 +119,7 @@ def any_output(space, shape, rows, cols, like, dtype, *, out, scale, amax, rowwi
         space.writable("out", space.require("out", out))
     number, address, rows, cols, ld = space.matrix("out", out)
     # The library says what a result of high precision may not have.
-    scale, amax = space.slot("scale", scale_of(space, scale)), space.slot("amax", amax)
+    scale, amax = space.slot("scale", scale_of(space, scale)), space.written("amax", amax)
     return out, pack_tensor(number, 0, 0, address, rows, cols, ld, 0, 0, scale, 0, 0, 0, 0, amax)
 
 
@@ -157,7 +159,9 @@ def asked(query, *arguments):
 def scratch(space, given, query, *arguments):
     """Workspace: the one given, or as much as the query says: (object that keeps it, address, bytes)."""
     if given is not None:
-        address, size = space.extent(space.require("workspace", given))
+        if not space.layout(space.writable("workspace", space.require("workspace", given)))[1]:
+            raise ValueError(f"workspace: must be without gaps, and has the shape {tuple(given.shape)}: make it contiguous")
+        address, size = space.extent(given)
         return given, address, size
     size = asked(query, *arguments)
     if size == 0:

@@ -3,7 +3,7 @@
 from .. import _abi
 from .._library import check, lib, packer
 from ._common import as_fp8, asked, first_space, pack_fp8
-from .lists import TensorList, built, pointers, stretch
+from .lists import TensorList, built, kinds_of, pointers, stretch
 
 _list_arguments = packer(
     _abi.nvte_adamw_list_args_t, "reserved count weights gradients masters exp_avgs exp_avg_sqs fp8s"
@@ -58,6 +58,7 @@ def adamw_list(weights, gradients, exp_avgs, exp_avg_sqs, masters=None, fp8=None
     make = lambda handle, found: lib.nvte_adamw_list(handle, arguments, found, space.stream(stream))  # noqa: E731
     found = built(space, context, workspace, len(weights), lib.nvte_adamw_list_workspace, make, (arguments,))
     found.arrays, found.gradients = [list(c) for c in (weights, exp_avgs, exp_avg_sqs, masters, fp8) if c is not None], list(gradients)
+    found.kinds = kinds_of(space, gradients)
     return found
 
 
@@ -84,8 +85,10 @@ def adamw(
         raise TypeError(f"tensors: must be a TensorList, made by adamw_list, and is {type(tensors).__name__}")
     space = tensors.space
     number = isinstance(lr, (int, float))
+    if lr is None:
+        raise TypeError("lr is None: must be a number or one float32")
     arguments = _arguments(
-        bool(decoupled), bool(bias_correction), 0, tensors.at, space.slot("step", space.writable("step", step)),
+        bool(decoupled), bool(bias_correction), 0, tensors.at, space.written("step", step),
         0 if number else space.slot("lr", lr), space.slot("found_inf", found_inf), space.slot("grad_scale", grad_scale),
         space.slot("clip", clip), lr if number else 0.0, *betas, eps, weight_decay,
     )  # fmt: skip

@@ -51,13 +51,13 @@ def _targets(space, target, tokens):
     return (0 if size == 8 else 1), address
 
 
-def _dloss(space, dloss, tokens):
+def _dloss(space, dloss, tokens, name="dloss"):
     """(address, stride) of the gradient of the loss."""
     if dloss is None:
         return 0, 0
-    count, _ = space.layout(space.require("dloss", dloss))
+    count, _ = space.layout(space.require(name, dloss))
     many = count == tokens and tokens != 1
-    return space.floats("dloss", dloss, tokens if many else 1), int(many)
+    return space.floats(name, dloss, tokens if many else 1), int(many)
 
 
 def _gradient(space, given, logits):
@@ -206,6 +206,6 @@ def scale_rows(x, scale, *, stream=None, context=None):
     """
     space = first_space(x)
     target, rows, _ = space.high("x", space.writable("x", x))
-    address, stride = _dloss(space, scale, rows)
+    address, stride = _dloss(space, scale, rows, "scale")
     check(lib.nvte_scale_rows(space.context(context), address, stride, target, space.stream(stream)))
     return x

@@ -4,7 +4,7 @@ from .. import _abi
 from .._library import check, lib, packer
 from ..dtypes import float32
 from ._common import asked, first_space
-from .lists import TensorList, built, pointers, stretch
+from .lists import TensorList, built, kinds_of, pointers, stretch
 
 _arguments = packer(_abi.nvte_grad_norm_args_t, "reserved list grad_scale max_norm norm clip found_inf")
 
@@ -33,7 +33,7 @@ def grad_list(gradients, *, workspace=None, stream=None, context=None):
     space, kept, at, count = _packed(gradients)
     make = lambda handle, found: lib.nvte_grad_list(handle, at, count, found, space.stream(stream))  # noqa: E731
     found = built(space, context, workspace, count, lib.nvte_grad_list_workspace, make, (at, count))
-    found.gradients = list(gradients)
+    found.gradients, found.kinds = list(gradients), kinds_of(space, gradients)
     return found
 
 
@@ -56,8 +56,7 @@ def grad_norm(
     norm = space.empty((1,), float32) if norm is None else space.writable("norm", norm)
     arguments = _arguments(
         0, gradients.at, space.slot("grad_scale", grad_scale), max_norm, space.slot("norm", norm),
-        0 if clip is None else space.slot("clip", space.writable("clip", clip)),
-        0 if found_inf is None else space.slot("found_inf", space.writable("found_inf", found_inf)),
+        space.written("clip", clip), space.written("found_inf", found_inf),
     )  # fmt: skip
     check(lib.nvte_grad_norm(gradients.handle, arguments, space.stream(stream)))
     return norm

@@ -18,24 +18,37 @@ class TensorList:
     the gradients. Calls with one list belong on one stream.
     """
 
-    __slots__ = ("space", "handle", "count", "raw", "memory", "at", "arrays", "gradients")
+    __slots__ = ("space", "handle", "count", "raw", "memory", "at", "arrays", "gradients", "kinds")
 
     def __init__(self, space, handle, count, memory):
         """memory: (what keeps it, address, bytes) of the table."""
         self.space, self.handle, self.count = space, handle, count
-        self.arrays = self.gradients = None
+        self.arrays = self.gradients = self.kinds = None
         self.memory, data, size = memory
         self.raw = _abi.nvte_list_t(struct_size=_LIST, data=data, bytes=size)
         self.at = ctypes.addressof(self.raw)
 
     def set_gradients(self, gradients, *, stream=None):
         """Other gradients of the same types and sizes, in order: arrays, or their addresses. Enqueued; nothing waits."""
+        arrays = None
         if len(gradients) and not isinstance(gradients[0], int):
-            self.gradients = list(gradients)
-            gradients = [self.space.extent(self.space.require("gradients", g))[0] for g in gradients]
+            arrays, space = list(gradients), self.space
+            for g, (dtype, length) in zip(arrays, self.kinds or ()):
+                count, dense = space.layout(space.require("gradients", g))
+                if self.arrays is None:
+                    # A list of gradients alone is one that grad_scale writes.
+                    space.writable("gradients", g)
+                if g.dtype != dtype or count != length or not dense:
+                    raise ValueError(
+                        f"gradients: must be {dtype} of {length} elements without gaps, as in the list, and one is {g.dtype} {tuple(g.shape)}"
+                    )
+            gradients = [space.extent(g)[0] for g in arrays]
         found = array.array("Q", gradients)
         at, count = found.buffer_info()
         check(lib.nvte_list_gradients(self.handle, self.at, at, count, self.space.stream(stream)))
+        if arrays is not None:
+            # Not before: until then the table points to the old ones.
+            self.gradients = arrays
 
     def __len__(self):
         return self.count
@@ -51,6 +64,11 @@ def stretch(space, name, x, kinds="float32, float16 or bfloat16", numbers=(0, 1,
     if number not in numbers:
         raise TypeError(f"{name}: must be {kinds}, and is {x.dtype}")
     return pack_tensor(number, 0, 0, address, rows, cols, ld, 0, 0, 0, 0, 0, 0, 0, 0), rows, cols
+
+
+def kinds_of(space, gradients):
+    """What gradients that take the place of these must be: (type, elements) of each."""
+    return [(g.dtype, space.layout(g)[0]) for g in gradients]
 
 
 def addressed(structs):

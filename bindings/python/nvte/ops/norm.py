@@ -32,7 +32,7 @@ def _fwd(function, x, gamma, beta, eps, zero_centered_gamma, mu, rsigma, with_mu
     held, (a, b, c, d, e, f) = in_memory(
         source, space.parameter("gamma", gamma), space.parameter("beta", beta), target, more, total
     )
-    mu_at, rsigma_at = space.floats("mu", mu, rows), space.floats("rsigma", rsigma, rows)
+    mu_at, rsigma_at = space.written("mu", mu, rows), space.written("rsigma", rsigma, rows)
     arguments = _forward(bool(zero_centered_gamma), a, b, c, d, mu_at, rsigma_at, eps, 0, e, f)
     check(function(space.context(context), arguments, space.stream(stream)))
     return (out, mu, rsigma) if residual is None else (out, mu, rsigma, sum_out)

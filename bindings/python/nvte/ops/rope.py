@@ -99,6 +99,8 @@ def _tables(space, cos, sin, layout, seq, batch, interleaved, start, positions, 
     if cu_seqlens is not None:
         if layout != "thd":
             raise ValueError(f"cu_seqlens goes with the layout thd, not with {layout}")
+        if len(cu_seqlens.shape) != 1:
+            raise ValueError(f"cu_seqlens: must be [sequences + 1], and has the shape {tuple(cu_seqlens.shape)}")
         sequences = cu_seqlens.shape[0] - 1
     if positions is not None:
         places, wide, shape, strides = space.indices("positions", positions)
@@ -193,6 +195,8 @@ def rope_qkv_fwd(
     shape = tuple(qkv.shape[:-1])
     if out is None:
         out = tuple(space.empty_as(qkv, (*shape, n, head_dim)) for n in (q_heads, kv_heads, kv_heads))
+    elif len(out) != 3:
+        raise ValueError(f"out: has {len(out)} arrays, and q, k and v are three")
     parts = [_heads(space, name, space.writable(name, t), layout) for name, t in zip("qkv", out)]
     angles = _tables(space, cos, sin, layout, seq, batch, interleaved, start, positions, start_positions, cu_seqlens)
     _split(lib.nvte_rope_qkv_fwd, whole, parts, order, (seq, batch, q_heads, head_dim), kv_heads, angles, space, stream, context)

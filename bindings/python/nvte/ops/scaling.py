@@ -39,7 +39,7 @@ def scaling_update(
         raise ValueError(f"amax_compute_algo = {amax_compute_algo!r}: must be 'max' or 'most_recent'")
     space = first_space(live)
     slots = live.shape[0] if len(live.shape) else 1
-    live_at, scale_at = space.floats("live", space.writable("live", live), slots), space.floats("scale", space.writable("scale", scale), slots)
+    live_at, scale_at = space.written("live", live, slots), space.written("scale", scale, slots)
     history_at = slot_stride = step_stride = older = 0
     if history is not None:
         history_at, (rows, older), (slot_stride, step_stride) = space.grid("history", space.writable("history", history))
@@ -47,7 +47,7 @@ def scaling_update(
             raise ValueError(f"history: has {rows} slots, and live {slots}")
     arguments = _arguments(
         algo, slots, older + 1, live_at, scale_at, history_at, slot_stride, step_stride, space.floats("format_max", format_max, slots),
-        space.words("nonfinite", nonfinite, slots), space.floats("scale_inv", scale_inv, slots), space.words("counter", counter, 1),
+        space.words("nonfinite", nonfinite, slots), space.written("scale_inv", scale_inv, slots), space.words("counter", counter, 1),
         interval, margin, epsilon, bool(power_of_two),
     )  # fmt: skip
     check(lib.nvte_scaling_update(space.context(context), arguments, space.stream(stream)))
