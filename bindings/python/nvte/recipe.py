@@ -1,5 +1,7 @@
 """Scaling recipes: how FP8 scales follow from what the tensors hold. Plain descriptions; the library does the work."""
 
+import numbers
+
 from .dtypes import float8_e4m3, float8_e5m2
 
 
@@ -39,23 +41,26 @@ def _format(value):
     raise ValueError(f"fp8_format = {value!r}: must be Format.HYBRID or Format.E4M3")
 
 
+def _whole(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and float(value).is_integer()
+
+
 def _margin(value):
-    if isinstance(value, bool) or int(value) != value or not -64 <= value <= 64:
+    if not _whole(value) or not -64 <= value <= 64:
         raise ValueError(f"margin = {value}: must be a whole number between -64 and 64")
     return int(value)
 
 
 def _count(name, value):
-    if isinstance(value, bool) or int(value) != value or value < 1:
+    if not _whole(value) or value < 1:
         raise ValueError(f"{name} = {value}: must be a whole number, at least 1")
     return int(value)
 
 
 def _epsilon(value):
-    value = float(value)
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"epsilon = {value}: must be finite and not negative")
-    return value
+    if not isinstance(value, numbers.Real) or not 0 <= value < float("inf"):
+        raise ValueError(f"epsilon = {value!r}: must be a number, finite and not negative")
+    return float(value)
 
 
 class Recipe:
@@ -85,7 +90,8 @@ class DelayedScaling(Recipe):
     margin: scales are divided by 2^margin. interval: scales change at every interval-th update. amax_history_len: the window L, the
     newest amax included. amax_compute_algo: "max" of the window, "most_recent", or a function from a layer's window [L, slots] (the
     newest first) to amaxes [slots]. scaling_factor_compute_algo: a function from (amaxes, scales, largest values of the formats, this
-    recipe) to new scales, all [slots]; None: the usual rule. reduce_amax: amaxes are reduced over the ranks before an update.
+    recipe) to new scales, all [slots]; None: the usual rule. Functions are compared by identity: one made anew for each step is a recipe
+    of its own each time, which is kept. reduce_amax: amaxes are reduced over the ranks before an update.
     power_of_two: scales are rounded down to powers of two. epsilon: floor of the amax.
     """
 

@@ -30,7 +30,8 @@ def test_formats():
 @pytest.mark.parametrize(
     "bad",
     [dict(margin=65), dict(margin=0.5), dict(interval=0), dict(amax_history_len=0), dict(amax_compute_algo="mean"), dict(epsilon=-1.0),
-     dict(epsilon=float("nan")), dict(fp8_format="fp4")],
+     dict(epsilon=float("nan")), dict(fp8_format="fp4"), dict(amax_history_len="16"), dict(interval=None), dict(margin=float("inf")),
+     dict(epsilon="small")],
     ids=str,
 )
 def test_bad_parameters(bad):

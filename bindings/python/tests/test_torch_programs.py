@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import nvte.torch as te  # noqa: E402
+from nvte.recipe import DelayedScaling  # noqa: E402
 from nvte.torch.region import local  # noqa: E402
 from torch.nn.utils import parametrizations, prune  # noqa: E402
 from torch_common import DEVICE, LAYERS, assert_same, states  # noqa: E402
@@ -48,7 +49,7 @@ for _ in range(2):
 parts = [layer.fp8_scale, layer.fp8_amax, layer.fp8_amax_history, layer.fp8_state, te.Linear(8, 8, device="meta").fp8_state]
 assert all(t.dtype == torch.float32 for t in parts), [t.dtype for t in parts]
 assert torch.equal(layer.fp8_amax[:2], torch.stack([x.abs().amax(), layer.weight.detach().abs().amax()]))
-assert torch.equal(layer.fp8_scale[0], 448 / x.abs().amax()), layer.fp8_scale
+assert torch.allclose(layer.fp8_scale[0], 448 / x.abs().amax(), rtol=1e-6), layer.fp8_scale
 with te.collect_stats(layer) as found, te.autocast():
     layer(x)
 assert found[""]["x"].elements == x.numel()
@@ -99,6 +100,31 @@ def test_forward_mode_is_refused_where_nothing_requires_gradients(name):
         layer(x[0])
         with pytest.raises(NotImplementedError, match="forward-mode"):
             layer(torch.autograd.forward_ad.make_dual(*x))
+
+
+def test_forward_mode_is_refused_by_functions():
+    forward = torch.autograd.forward_ad
+    calls = {
+        "cross_entropy": lambda x: te.cross_entropy(x, torch.zeros(4, dtype=torch.int64, device=DEVICE)),
+        "bias_dropout_add": lambda x: te.bias_dropout_add(x, None, None, 0.5),
+        "rope": lambda x: te.apply_rotary_pos_emb(x.view(4, 1, 1, 8), te.RotaryPositionEmbedding(8)(4).to(DEVICE)),
+    }
+    for call in calls.values():
+        with forward.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+            call(forward.make_dual(torch.randn(4, 8, device=DEVICE), torch.randn(4, 8, device=DEVICE)))
+
+
+@pytest.mark.parametrize("given", [None, torch.ones(()), torch.ones(2)], ids=["none", "scalar", "short"])
+def test_functions_of_recipes_must_give_a_number_for_each_slot(given):
+    for name, recipe in {
+        "amax_compute_algo": DelayedScaling(amax_compute_algo=lambda window: given),
+        "scaling_factor_compute_algo": DelayedScaling(scaling_factor_compute_algo=lambda *_: given),
+    }.items():
+        layer = te.Linear(8, 8, device=DEVICE)
+        with te.autocast(recipe=recipe):
+            layer(torch.randn(4, 8, device=DEVICE)).sum().backward()
+        with pytest.raises(ValueError, match=name):
+            te.update_scaling(layer)
 
 
 @pytest.mark.parametrize("bias", [True, False])

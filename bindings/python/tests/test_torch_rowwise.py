@@ -111,6 +111,8 @@ def test_arguments():
         te.cross_entropy(x.double(), target)
     with pytest.raises(TypeError, match="booleans or bytes"):
         te.softmax(x, mask=x)
+    with pytest.raises(ValueError, match="mask: its shape"):
+        te.softmax(x, mask=x[:, :5] > 0)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

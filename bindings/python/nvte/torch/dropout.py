@@ -3,6 +3,7 @@
 import torch
 
 from ..ops import dropout as ops
+from .functions import forward_ad, refuse_tangents
 
 _library = torch.library.Library("nvte", "FRAGMENT")
 _library.define("dropout(Tensor x, Tensor? bias, Tensor? residual, Tensor? rng, float p) -> Tensor")
@@ -79,7 +80,11 @@ class _Gradient(torch.autograd.Function):
 
 
 def _wanted(*tensors):
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return True
+    if forward_ad._current_level >= 0:
+        refuse_tangents(*tensors)
+    return False
 
 
 def _below(name):

@@ -85,7 +85,7 @@ def _vector(t):
 def refuse_tangents(*tensors):
     """Forward-mode derivatives, which calls without a graph would drop silently."""
     if any(t is not None and forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-        raise NotImplementedError("layers of nvte have no forward-mode derivatives")
+        raise NotImplementedError("nvte.torch has no forward-mode derivatives")
 
 
 def _room(run, tokens, forward):

@@ -3,6 +3,7 @@
 import torch
 
 from ..ops import rope as ops
+from .functions import forward_ad, refuse_tangents
 from .layer import default_device
 
 _library = torch.library.Library("nvte", "FRAGMENT")
@@ -102,7 +103,11 @@ class _Merge(torch.autograd.Function):
 
 
 def _wanted(*tensors):
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return True
+    if forward_ad._current_level >= 0:
+        refuse_tangents(*tensors)
+    return False
 
 
 def _register(name, real, shapes, function, inputs):

@@ -3,6 +3,7 @@
 import torch
 
 from .. import ops
+from .functions import forward_ad, refuse_tangents
 from .plans import NUMBERS
 
 _is_grad_enabled, _is_compiling = torch.is_grad_enabled, torch.compiler.is_compiling
@@ -98,6 +99,8 @@ def cross_entropy(logits, target, ignore_index=-100, reduction="mean", label_smo
     options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
     target = target.contiguous()
     if not (_is_grad_enabled() and logits.requires_grad):
+        if forward_ad._current_level >= 0:
+            refuse_tangents(logits)
         found = ops.cross_entropy(_matrix(logits, "logits"), target, **options)
         return found.loss if found.total is None else found.total
     if inplace_backward and logits.is_leaf:
@@ -135,6 +138,8 @@ def softmax(x, scale=1.0, mask=None, causal=False, offset=0):
     if mask is not None:
         if mask.dtype not in (torch.bool, torch.uint8, torch.int8):
             raise TypeError(f"mask: must be of booleans or bytes, and is {mask.dtype}")
+        if mask.dim() > x.dim() or any(m not in (1, n) for m, n in zip(reversed(mask.shape), reversed(x.shape))):
+            raise ValueError(f"mask: its shape {tuple(mask.shape)} must broadcast to that of x, {tuple(x.shape)}")
         if x.dim() and (mask.dim() == 0 or mask.shape[-1] != x.shape[-1]):
             mask = mask.expand((*mask.shape[:-1], x.shape[-1])).contiguous()
         elif mask.dim() and mask.stride(-1) != 1 and mask.shape[-1] > 1:

@@ -501,14 +501,14 @@ class Slots:
             window = torch.cat([live[None], older.t().flip(0)])
             largest = self.part(self.chunk.format_max)
             if callable(spec.algo):
-                amax = spec.algo(window.clone())
+                amax = self._given("amax_compute_algo", spec.algo(window.clone()))
             else:
                 amax = window[0] if spec.algo == "most_recent" else window.amax(0)
             if spec.scaling_algo is not None:
-                scale = spec.scaling_algo(amax, self.scale.clone(), largest.clone(), spec.recipe)
+                found = spec.scaling_algo(amax, self.scale.clone(), largest.clone(), spec.recipe)
+                scale = self._given("scaling_factor_compute_algo", found)
             else:
                 scale = scale_from_amax(amax, largest, spec, self.scale)
-            amax, scale = torch.as_tensor(amax), torch.as_tensor(scale, dtype=torch.float32, device=self.scale.device)
             good = torch.isfinite(scale) & (scale > 0)
             counter = self.part(self.chunk.counters)
             counter.add_(1)
@@ -520,6 +520,13 @@ class Slots:
                 older.copy_(torch.where(taken[:, None], rolled, older))
             self.nonfinite.add_((recorded & ~finite).to(torch.int32))
             live.zero_()
+
+    def _given(self, name, value):
+        """What a recipe's function gave, as f32 [k]."""
+        if not isinstance(value, torch.Tensor) or value.shape != (self.k,):
+            what = f"a tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+            raise ValueError(f"{name}: returned {what}, and must return a tensor [{self.k}], a number for each slot of the layer")
+        return value.to(device=self.scale.device, dtype=torch.float32)
 
     def __deepcopy__(self, memo):
         return memo.setdefault(id(self), self.copy_to(self.index))
