@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import nvte.torch as te  # noqa: E402
 from nvte.recipe import DelayedScaling  # noqa: E402
+from nvte.torch import modules, state  # noqa: E402
 from nvte.torch.region import local  # noqa: E402
 from torch.nn.utils import parametrizations, prune  # noqa: E402
 from torch_common import DEVICE, LAYERS, assert_same, states  # noqa: E402
@@ -257,3 +258,45 @@ def test_states_can_be_assigned():
 def test_positions_of_arguments_are_nvidias():
     layer = te.LayerNormMLP(8, 16, 1e-6, False, False, None, None, 1, None, False, "RMSNorm", "silu", torch.nn.init.zeros_, device=DEVICE)
     assert layer.normalization == "RMSNorm" and layer.activation == "silu" and layer.fc2_bias is None and (layer.fc2_weight == 0).all()
+
+
+def test_devices_may_come_while_a_region_is_entered(monkeypatch):
+    layer = te.Linear(8, 8, device=DEVICE)
+    monkeypatch.setattr(state, "devices", dict(state.devices))
+    known = dict(state.devices)
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", None, raising=False)
+    # As another thread would that makes its first layer on another device.
+    monkeypatch.setattr(state.Device, "update", lambda device: state.device_of(99 + len(state.devices)))
+    with te.autocast():
+        layer(torch.randn(2, 8, device=DEVICE)).sum().backward()
+    assert len(state.devices) > len(known)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:")
+def test_traces_that_would_record_nothing_are_refused():
+    for layer in (te.Linear(8, 8, device=DEVICE), te.LayerNorm(8, device=DEVICE)):
+        with pytest.raises(RuntimeError, match="torch.jit.trace"):
+            torch.jit.trace(layer, torch.randn(2, 8, device=DEVICE), check_trace=False)
+
+
+def test_a_pass_that_runs_out_of_memory_has_settled_nothing(monkeypatch):
+    layers = torch.nn.Sequential(te.Linear(16, 16, device=DEVICE), te.Linear(16, 16, device=DEVICE))
+    x = torch.randn(4, 16, device=DEVICE)
+    run = modules.linear
+
+    def failing(x, weight, *more):
+        if weight is layers[1].weight:
+            raise MemoryError
+        return run(x, weight, *more)
+
+    monkeypatch.setattr(modules, "linear", failing)
+    with pytest.raises(MemoryError), te.autocast():
+        layers(x)
+    monkeypatch.undo()
+    # A program tries again with a smaller batch.
+    with te.autocast():
+        y = layers(x[:2])
+    y.sum().backward()
+    for layer in layers:
+        assert not layer._due and layer.fp8_scale[1] != 1

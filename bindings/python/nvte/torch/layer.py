@@ -61,7 +61,15 @@ def default_device(device):
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-class Layer(torch.nn.Module):
+class Module(torch.nn.Module):
+    """What all modules share."""
+
+    def _slow_forward(self, *_, **__):
+        # Taken by torch while torch.jit.trace (and the older ONNX export) runs, which sees nothing of calls into the library.
+        raise RuntimeError(f"{type(self).__name__} cannot be recorded by torch.jit.trace: use torch.export or torch.compile")
+
+
+class Layer(Module):
     """What the layers with scaling state share."""
 
     _kind = None
@@ -344,6 +352,8 @@ class Layer(torch.nn.Module):
             cache_at, kept = cache.at, (slots, cache)
         if flags & SCALE_KEEP:
             d["_due"] = False
+            if token is not None:
+                token.settled = d
         return flags, live, scale, cache_at, skip_at, kept
 
     def _plan(self, mode, dtype, param_dtype, index):

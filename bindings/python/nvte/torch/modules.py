@@ -10,7 +10,7 @@ from .. import _abi
 from .functions import LinearFunction, _check_width, _functorch, linear, linear_forward, norm_linear, norm_mlp
 from .functions import forward_ad, refuse_tangents
 from . import traced
-from .layer import Layer, cast, default_device, fan_in_init, refuse
+from .layer import Layer, Module, cast, default_device, fan_in_init, refuse
 from .norms import norm
 from .plans import LINEAR, NEEDS_DNORM, NEEDS_DW, NEEDS_DW2, NORM_LINEAR, NORM_MLP
 
@@ -341,7 +341,7 @@ class LayerNormMLP(_WithNorm):
         return self._results(y, norm_out, b2)
 
 
-class _Norm(torch.nn.Module):
+class _Norm(Module):
     """What LayerNorm and RMSNorm share."""
 
     _rms = False

@@ -16,6 +16,9 @@ is_grad_enabled = torch.is_grad_enabled
 class Local(threading.local):
     """The innermost region of each thread, and the text of its mode for code that is traced: compilers guard on it."""
 
+    # Tells the compiler of torch 2.4 to ask the object, as later ones do: it finds no attributes of subclasses otherwise.
+    __slots__ = ()
+
     def __init__(self):
         # Not as attributes of the class: compilers would read those, whatever the thread has set.
         self.region, self.text = None, ""
@@ -107,7 +110,7 @@ def _find_mode(enabled, recipe, calibrating, group):
 class Token:
     """A training region whose backward may come: held by each node's ctx, watched by the devices."""
 
-    __slots__ = ("started", "number", "devices", "__weakref__")
+    __slots__ = ("started", "number", "devices", "settled", "__weakref__")
     #: How many there have been. Not a number: setting an attribute of a class makes its next uses slow.
     count = [0]
 
@@ -115,6 +118,8 @@ class Token:
         count = Token.count
         count[0] += 1
         self.number, self.started, self.devices = count[0], False, set()
+        # Attributes of the last layer whose replaced weights were to be cast with a scale of their own.
+        self.settled = None
 
 
 class Region:
@@ -185,6 +190,9 @@ class autocast:
                     _failed = True
                     if region.token is not None:
                         region.token.started = True
+                        if region.token.settled is not None:
+                            # Its call may be the one that failed; doing it twice is harmless.
+                            region.token.settled["_due"] = True
             elif region.mode is not None and region.mode.calibrating and not region.trains:
                 for device in state.devices.values():
                     if device.chunks and not device.waits(Token.count[0]):

@@ -42,12 +42,15 @@ by_address = weakref.WeakValueDictionary()
 
 def device_of(index):
     """The slots of a device; -1 is the CPU."""
+    global devices
     found = devices.get(index)
     if found is None:
         with _lock:
             found = devices.get(index)
             if found is None:
-                found = devices[index] = Device(index)
+                found = Device(index)
+                # A new one: regions of other threads may be going through the old one.
+                devices = {**devices, index: found}
     return found
 
 
