@@ -91,6 +91,8 @@ class Layer(Module):
         d["_skip"] = None
         d["_text"] = traced.register(self._kind, *self._dims())
         d["_scale_view"] = None
+        # Which parameters were registered last: {name: (identity, shape)}.
+        d["_seen"] = {n: (id(p), None if p is None else tuple(p.shape)) for n, p in self._parameters.items()}
 
     def _device(self):
         """The device of the parameters, also of those that a parametrization keeps."""
@@ -193,7 +195,13 @@ class Layer(Module):
             checkpointing.assign(self, name, param)
             return
         super().register_parameter(name, param)
-        self._replaced()
+        before, shape = d["_seen"].get(name, (None, None))
+        now = d["_seen"][name] = (id(param), None if param is None else tuple(param.shape))
+        if before == now[0] and shape == now[1]:
+            # Taken away and brought back, as FSDP does in each pass.
+            return
+        if before != now[0]:
+            self._replaced()
         # Plans are for sizes, and sizes follow the weight, as in nn.Linear.
         d["_plans"] = {}
         self._resize(name)
@@ -220,7 +228,7 @@ class Layer(Module):
 
     def __getstate__(self):
         kept = self.__dict__.copy()
-        kept.update(_plans={}, _cache=None, _last=None, _stats=None, _skip=None, _scale_view=None)
+        kept.update(_plans={}, _cache=None, _last=None, _stats=None, _skip=None, _scale_view=None, _seen={})
         return kept
 
     def __deepcopy__(self, memo):

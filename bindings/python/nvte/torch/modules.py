@@ -371,12 +371,6 @@ class _Norm(Module):
             if p is not None and p.device.type != "meta":
                 fill(p)
 
-    def register_parameter(self, name, param):
-        if name in ("weight", "bias") and param is not None and tuple(param.shape) != self.normalized_shape:
-            # The library knows only where they begin.
-            raise ValueError(f"{type(self).__name__}: {name} has shape {tuple(param.shape)}, and must have {self.normalized_shape}")
-        super().register_parameter(name, param)
-
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         # NVIDIA's modules store an empty one.
