@@ -69,7 +69,10 @@ pub(crate) unsafe fn write_list(p: *mut nvte_list_t, made: &TensorList) {
 
 /// The number of tensors of a list.
 pub(crate) fn length(count: i64) -> Result<usize> {
-    usize::try_from(count).map_err(|_| Error::argument(Status::InvalidShape, "count", count, "must not be negative"))
+    let n = usize::try_from(count).map_err(|_| Error::argument(Status::InvalidShape, "count", count, "must not be negative"))?;
+    // Before arrays of that length are looked at.
+    list::count(n)?;
+    Ok(n)
 }
 
 /// An array of `count` addresses; NULL only where there are none.

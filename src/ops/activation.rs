@@ -4,7 +4,10 @@
 //! of a product 0 * inf inside them: gelu, silu and qgelu of -inf are -0, of +inf +inf; their derivatives there are 0 and 1. relu and
 //! srelu of anything not above zero are +0. A NaN in gives a NaN out, forward and backward.
 
-use super::{cast::fp8_output, check};
+use super::{
+    cast::{fp8_output, scale_slot, slot},
+    check,
+};
 use crate::{
     context::{Context, Stream},
     error::{Error, Result, Status},
@@ -185,7 +188,7 @@ pub unsafe fn activation_bwd(ctx: &Context, args: &ActivationBwdArgs, stream: St
     let read = [check::rowwise(b, "dy", dy)?, check::rowwise(b, "input", x)?];
     halves(args.kind, "input", x, "dy", dy)?;
     check::same_shape("output", dx, "input", x)?;
-    let [row, col] = any_output(ctx, "output", dx)?;
+    let ([row, col, scale_inv, amax], scale) = (any_output(ctx, "output", dx)?, scale_slot(b, dx)?);
     let absent = check::Range { name: "dbias", start: 0, end: 0 };
     let (sums, scratch) = if args.dbias.is_null() {
         (absent, absent)
@@ -196,7 +199,7 @@ pub unsafe fn activation_bwd(ctx: &Context, args: &ActivationBwdArgs, stream: St
         let needed = activation_bwd_workspace(ctx, args.kind, dy.rows, dy.cols)?;
         (sums, check::workspace_range(b, args.workspace, args.workspace_bytes, needed)?)
     };
-    check::disjoint(&read, &[row, col, sums, scratch])?;
+    check::disjoint(&[read[0], read[1], scale], &[row, col, scale_inv, amax, sums, scratch])?;
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { b.activation_bwd(args, stream) }
 }
@@ -216,7 +219,7 @@ fn halves(kind: Activation, wide_name: &str, wide: &TensorView, narrow_name: &st
 }
 
 /// Checks an output that may be FP8 (both layouts) or high precision (row-wise). Returns the ranges written.
-fn any_output(ctx: &Context, name: &'static str, y: &TensorView) -> Result<[check::Range; 2]> {
+fn any_output(ctx: &Context, name: &'static str, y: &TensorView) -> Result<[check::Range; 4]> {
     if y.dtype.is_fp8() {
         return fp8_output(ctx, name, y);
     }
@@ -230,6 +233,8 @@ fn any_output(ctx: &Context, name: &'static str, y: &TensorView) -> Result<[chec
             ));
         }
     }
-    check::pointer(ctx.backend(), "amax", y.amax, 4)?;
-    Ok([check::rowwise(ctx.backend(), name, y)?, check::Range { name, start: 0, end: 0 }])
+    let absent = check::Range { name, start: 0, end: 0 };
+    let written = [check::rowwise(ctx.backend(), name, y)?, absent, absent, slot(ctx.backend(), "amax", y.amax)?];
+    check::disjoint(&[], &written)?;
+    Ok(written)
 }

@@ -2,6 +2,7 @@
 
 use super::check;
 use crate::{
+    backend::Backend,
     context::{Context, Stream},
     error::{Error, Result, Status},
     numerics::{check_epsilon, check_margin, format_max, Float8CurrentScaling, ScaleRule},
@@ -140,7 +141,8 @@ pub unsafe fn cast_to_fp8_current(ctx: &Context, args: &CurrentCastArgs, stream:
     let (read, written) = cast_layouts(ctx, &args.input, &args.output)?;
     let rule = args.scaling.rule(args.output.dtype)?;
     let scratch = check::workspace_range(ctx.backend(), args.workspace, args.workspace_bytes, cast_to_fp8_current_workspace(ctx))?;
-    check::disjoint(&[read], &[written[0], written[1], scratch])?;
+    let [row, col, scale_inv, amax] = written;
+    check::disjoint(&[read], &[row, col, scale_inv, amax, scale_slot(ctx.backend(), &args.output)?, scratch])?;
     let job = CastJob { current: Some(rule), workspace: args.workspace, ..CastJob::new(args.input, args.output) };
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { ctx.backend().cast(&job, stream) }
@@ -173,7 +175,7 @@ pub unsafe fn cast_dbias(ctx: &Context, args: &CastDbiasArgs, stream: Stream) ->
             check::dtype("input", x, check::HIGH)?;
             let read = check::rowwise(b, "input", x)?;
             let absent = check::Range { name: "output", start: 0, end: 0 };
-            (read, [absent; 2], TensorView::new(DType::E4m3, Ptr::NULL, x.rows, x.cols))
+            (read, [absent; 4], TensorView::new(DType::E4m3, Ptr::NULL, x.rows, x.cols))
         }
     };
     let current = match (&args.current, &args.output) {
@@ -186,7 +188,11 @@ pub unsafe fn cast_dbias(ctx: &Context, args: &CastDbiasArgs, stream: Stream) ->
     let sums = check::vector(b, "dbias", args.dbias, args.dbias_dtype, x.cols, false)?;
     let needed = cast_dbias_workspace(ctx, x.rows, x.cols)?;
     let scratch = check::workspace_range(b, args.workspace, args.workspace_bytes, needed)?;
-    check::disjoint(&[read], &[written[0], written[1], sums, scratch])?;
+    let ([row, col, scale_inv, amax], scale) = (written, scale_slot(b, &output)?);
+    check::disjoint(&[read, scale], &[row, col, scale_inv, amax, sums, scratch])?;
+    if current.is_some() {
+        check::disjoint(&[read], &[scale])?;
+    }
     let dbias = BiasGradient { ptr: args.dbias, dtype: args.dbias_dtype, accumulate: args.accumulate };
     let job = CastJob { current, dbias: Some(dbias), workspace: args.workspace, ..CastJob::new(*x, output) };
     // SAFETY: validated; the caller vouches for the pointers.
@@ -194,7 +200,7 @@ pub unsafe fn cast_dbias(ctx: &Context, args: &CastDbiasArgs, stream: Stream) ->
 }
 
 /// Checks both sides of a cast. Returns the range read and those written.
-pub(crate) fn cast_layouts(ctx: &Context, x: &TensorView, q: &TensorView) -> Result<(check::Range, [check::Range; 2])> {
+pub(crate) fn cast_layouts(ctx: &Context, x: &TensorView, q: &TensorView) -> Result<(check::Range, [check::Range; 4])> {
     check::dtype("input", x, check::HIGH)?;
     check::dtype("output", q, check::FP8)?;
     let read = check::rowwise(ctx.backend(), "input", x)?;
@@ -202,8 +208,9 @@ pub(crate) fn cast_layouts(ctx: &Context, x: &TensorView, q: &TensorView) -> Res
     Ok((read, fp8_output(ctx, "output", q)?))
 }
 
-/// Checks an FP8 output: at least one layout, and its slots. Returns the ranges written.
-pub(crate) fn fp8_output(ctx: &Context, name: &'static str, q: &TensorView) -> Result<[check::Range; 2]> {
+/// Checks an FP8 output: at least one layout, and its slots, none of which shares memory with another. Returns what every call writes:
+/// the layouts, scale_inv and amax.
+pub(crate) fn fp8_output(ctx: &Context, name: &'static str, q: &TensorView) -> Result<[check::Range; 4]> {
     let b = ctx.backend();
     if q.data.is_null() && q.data_t.is_null() && !q.is_empty() {
         return Err(Error::argument(
@@ -216,8 +223,18 @@ pub(crate) fn fp8_output(ctx: &Context, name: &'static str, q: &TensorView) -> R
     let absent = check::Range { name, start: 0, end: 0 };
     let row = if q.data.is_null() { absent } else { check::rowwise(b, name, q)? };
     let col = if q.data_t.is_null() { absent } else { check::transposed(b, name, q)? };
-    check::pointer(b, "scale", q.scale, 4)?;
-    check::pointer(b, "scale_inv", q.scale_inv, 4)?;
-    check::pointer(b, "amax", q.amax, 4)?;
-    Ok([row, col])
+    let scale = scale_slot(b, q)?;
+    let written = [row, col, slot(b, "scale_inv", q.scale_inv)?, slot(b, "amax", q.amax)?];
+    check::disjoint(&[scale], &written)?;
+    Ok(written)
+}
+
+/// One f32; null passes.
+pub(crate) fn slot(b: &dyn Backend, name: &'static str, p: Ptr) -> Result<check::Range> {
+    check::vector(b, name, p, DType::F32, 1, true)
+}
+
+/// The scale of an output, which current scaling writes and all others read.
+pub(crate) fn scale_slot(b: &dyn Backend, q: &TensorView) -> Result<check::Range> {
+    slot(b, "scale", q.scale)
 }

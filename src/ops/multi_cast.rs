@@ -147,9 +147,10 @@ pub unsafe fn cast_list(ctx: &Context, casts: &[CastArgs], data: Ptr, bytes: u64
     list::count(casts.len())?;
     let mut claims = Vec::with_capacity(3 * casts.len() + 1);
     for (index, c) in casts.iter().enumerate() {
-        let (read, written) = cast_layouts(ctx, &c.input, &c.output).map_err(|e| list::of_tensor(index, e))?;
+        // Tensors may share slots: the parts of one tensor do.
+        let (read, [row, col, ..]) = cast_layouts(ctx, &c.input, &c.output).map_err(|e| list::of_tensor(index, e))?;
         claims.push(Claim { index, range: read, written: false });
-        claims.extend(written.map(|range| Claim { index, range, written: true }));
+        claims.extend([row, col].map(|range| Claim { index, range, written: true }));
     }
     let (entries, blocks) = entries(casts)?;
     let made = host_part(data, bytes, &entries, &blocks);

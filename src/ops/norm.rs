@@ -1,6 +1,9 @@
 //! LayerNorm and RMSNorm, forward and backward (NUMERICS section 7).
 
-use super::{cast::fp8_output, check};
+use super::{
+    cast::{fp8_output, scale_slot},
+    check,
+};
 use crate::{
     backend::Backend,
     context::{Context, Stream},
@@ -166,7 +169,7 @@ unsafe fn forward(ctx: &Context, norm: Norm, a: &NormFwdArgs, stream: Stream) ->
     let beta = parameter(b, "beta", &a.beta, x.cols)?;
     check_eps(a.eps)?;
     check::same_shape("y", y, "x", x)?;
-    let [row, col] = if y.dtype.is_fp8() { fp8_output(ctx, "y", y)? } else { high_output(b, y)? };
+    let [row, col, scale_inv, amax] = if y.dtype.is_fp8() { fp8_output(ctx, "y", y)? } else { high_output(b, y)? };
     let mu = check::vector(b, "mu", a.mu, DType::F32, x.rows, true)?;
     let rsigma = check::vector(b, "rsigma", a.rsigma, DType::F32, x.rows, true)?;
     if a.residual.is_some() != a.sum.is_some() {
@@ -175,7 +178,8 @@ unsafe fn forward(ctx: &Context, norm: Norm, a: &NormFwdArgs, stream: Stream) ->
     }
     let residual = matrix(b, "residual", &a.residual, &[x.dtype], x)?;
     let sum = matrix(b, "sum", &a.sum, &[x.dtype], x)?;
-    check::disjoint(&[read, residual, gamma, beta], &[row, col, mu, rsigma, sum])?;
+    let scale = scale_slot(b, y)?;
+    check::disjoint(&[read, residual, gamma, beta, scale], &[row, col, scale_inv, amax, mu, rsigma, sum])?;
     // SAFETY: validated; the caller vouches for the pointers.
     unsafe { b.norm_fwd(norm, a, stream) }
 }
@@ -189,14 +193,15 @@ pub(crate) fn check_eps(eps: f32) -> Result<()> {
 }
 
 /// A high-precision output has one layout and no slots.
-fn high_output(b: &dyn Backend, y: &TensorView) -> Result<[check::Range; 2]> {
+fn high_output(b: &dyn Backend, y: &TensorView) -> Result<[check::Range; 4]> {
     for (field, p) in [("data_t", y.data_t), ("scale", y.scale), ("scale_inv", y.scale_inv), ("amax", y.amax)] {
         if !p.is_null() {
             let rule = format!("goes with an FP8 output, not with {}", y.dtype.name());
             return Err(Error::argument(Status::Unsupported, format_args!("y.{field}"), format!("{:#x}", p.0), rule));
         }
     }
-    Ok([check::rowwise(b, "y", y)?, check::Range { name: "y", start: 0, end: 0 }])
+    let absent = check::Range { name: "y", start: 0, end: 0 };
+    Ok([check::rowwise(b, "y", y)?, absent, absent, absent])
 }
 
 unsafe fn backward(ctx: &Context, norm: Norm, a: &NormBwdArgs, stream: Stream) -> Result<()> {

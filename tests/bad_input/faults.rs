@@ -210,6 +210,19 @@ fn places(f: &Function) -> Vec<Place> {
                 (Box::new(move |c| c.tensor_mut(name).data_t), Box::new(move |c, p| c.tensor_mut(name).data_t = p));
             all.push(Place { name, what: format!("{name}.data_t"), output, align, bytes, get, set });
         }
+        // A transpose takes the codes' slots as they are.
+        if output && m.dtype.is_fp8() && f.name != "nvte_fp8_transpose" {
+            type Field = (&'static str, bool, fn(&mut nvte_tensor_t) -> *mut c_void, fn(&mut nvte_tensor_t, *mut c_void));
+            let slots: [Field; 3] = [
+                ("scale", false, |t| t.scale.cast_mut().cast(), |t, p| t.scale = p.cast()),
+                ("scale_inv", true, |t| t.scale_inv, |t, p| t.scale_inv = p),
+                ("amax", true, |t| t.amax.cast(), |t, p| t.amax = p.cast()),
+            ];
+            for (slot, output, get, set) in slots {
+                let (get, set): (Get, Set) = (Box::new(move |c| get(c.tensor_mut(name))), Box::new(move |c, p| set(c.tensor_mut(name), p)));
+                all.push(Place { name: slot, what: format!("{name}.{slot}"), output, align: 4, bytes: 4, get, set });
+            }
+        }
     }
     for p in &f.pointers {
         let name = p.name;

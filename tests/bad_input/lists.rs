@@ -241,6 +241,22 @@ fn faults() -> Vec<(&'static [&'static str], Vec<Fault>)> {
             vec![("count", NVTE_ERROR_INVALID_SHAPE, "count", |c| c.made.count = -1)],
         ),
         (
+            // Refused before arrays of that length are read, or made.
+            &[
+                "nvte_adamw_list",
+                "nvte_adamw_list_workspace",
+                "nvte_grad_list",
+                "nvte_grad_list_workspace",
+                "nvte_cast_list",
+                "nvte_cast_list_workspace",
+                "nvte_list_gradients",
+            ],
+            vec![
+                ("many", NVTE_ERROR_SIZE_OVERFLOW, "count", |c| (c.made.count, c.pointers) = ((1 << 24) + 1, (1 << 24) + 1)),
+                ("most", NVTE_ERROR_SIZE_OVERFLOW, "count", |c| (c.made.count, c.pointers) = (i64::MAX, i64::MAX)),
+            ],
+        ),
+        (
             &["nvte_grad_list", "nvte_grad_list_workspace"],
             vec![
                 ("no gradients", NVTE_ERROR_NULL_POINTER, "gradients", |c| c.no_array = Some(1)),
