@@ -1647,14 +1647,15 @@ nvte_status_t nvte_adamw_list(nvte_context_t ctx,
                               nvte_list_t *list,
                               nvte_stream_t stream);
 
-// One step of AdamW for all tensors of a list, in one launch. With t = step + 1, in f32, each operation rounded by itself:
+// One step of AdamW for all tensors of a list, in one launch. With t = step + 1, in f32, each operation rounded by itself in this order,
+// where what is the same for all elements is formed in f64 (clip / grad_scale in f32) and rounded once:
 //
 // - g = gradient * (clip / grad_scale); with decoupled = 0: g += weight_decay * w
-// - m = beta1 * m + (1 - beta1) * g, v = beta2 * v + (1 - beta2) * g * g
-// - w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps) + lr * weight_decay * w
+// - m = beta1 * m + (1 - beta1) * g, v = beta2 * v + ((1 - beta2) * g) * g
+// - w -= (lr / (1 - beta1^t)) * (m / (sqrt(v) * (1 / sqrt(1 - beta2^t)) + eps)) + (lr * weight_decay) * w
 //
-// w is the master where there is one, and the weight its rounded copy; without bias_correction both corrections are 1. FP8 copies are
-// those of the weight as written.
+// w is the master where there is one, and the weight its rounded copy; m and v enter w before they are rounded to a narrower type. Without
+// bias_correction both corrections are 1. FP8 copies are those of the weight as written. The step, an f32, counts to 2^24 and stays there.
 //
 // Shapes: those of the list. Units: none. Pointers: structs are on the host, all else on the device. Alignment: 4 bytes. Aliasing: step and
 // the scalars must not lie in the list's tensors. Stream order: enqueued on stream, nothing waits; step, learning rate, found_inf and the
