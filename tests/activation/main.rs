@@ -20,17 +20,20 @@ const SHAPES: [(usize, usize); 13] =
     [(1, 1), (3, 5), (1, 8), (7, 16), (64, 64), (65, 130), (130, 136), (17, 33), (128, 256), (300, 40), (1, 1000), (200, 1), (129, 264)];
 const EMPTY: [(usize, usize); 3] = [(0, 7), (7, 0), (0, 0)];
 
-/// Inputs where f32 and f64 agree on what is NaN: a product of an infinity with something that only f32 rounds to 0 is kept out.
+/// Inputs where f32 and f64 agree on what is NaN: a product of an infinity with something that only f32 rounds to 0 is kept out, be it
+/// the function of `a` or a product of the two others.
 fn inputs(rng: &mut StdRng, kind: Activation, rows: usize, hidden: usize, special: bool) -> (Vec<f32>, Vec<f32>) {
     let width = width(kind, hidden);
     let mut x: Vec<f32> = values(rng, rows * width, special).into_iter().map(|v| v * 2.0).collect();
     let dy = values(rng, rows * hidden, special);
     for r in 0..rows {
         for c in 0..hidden {
-            let b = if kind.is_gated() { x[r * width + hidden + c] } else { 1.0 };
+            let (b, g) = (if kind.is_gated() { x[r * width + hidden + c] } else { 1.0 }, dy[r * hidden + c]);
+            let vanishes = b != 0.0 && g != 0.0 && (b * g).abs() < 1e-30;
             let a = &mut x[r * width + c];
             // f16 turns what is large into an infinity.
-            if (b.abs() > 6e4 || dy[r * hidden + c].abs() > 6e4) && !(1e-3..4.0).contains(&a.abs()) {
+            let large = |v: f32| v.abs() > 6e4;
+            if ((large(b) || large(g)) && !(1e-3..4.0).contains(&a.abs())) || (vanishes && large(*a)) {
                 *a = a.signum() * 1.5;
             }
         }

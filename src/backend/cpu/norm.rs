@@ -78,8 +78,22 @@ multiversion! {
 }
 
 multiversion! {
+    /// Sums of `x - centre` and of its square. The first is exact but for f64: values of one binade share the error that a difference in f32
+    /// would have, and so it would add up in the mean.
     fn centred_sums<>(x: &[f32], centre: f32) -> (f64, f64) {
-        sums(x, x, x, |v, _, _| (v - centre, (v - centre) * (v - centre)))
+        let (mut rests, mut total) = ([0f64; LANES], 0.0);
+        for x in x.chunks(RUN) {
+            let mut squares = [0f32; LANES];
+            for x in x.chunks(LANES) {
+                for ((v, rest), square) in x.iter().zip(&mut rests).zip(&mut squares) {
+                    let d = *v - centre;
+                    *rest += f64::from(*v) - f64::from(centre);
+                    *square += d * d;
+                }
+            }
+            total += squares.iter().map(|v| f64::from(*v)).sum::<f64>();
+        }
+        (rests.iter().sum(), total)
     }
 }
 
