@@ -3,6 +3,8 @@
 //   loss_count    one block: how many of the targets count, as f32
 //   loss_total    one block: the sum of the losses, in a fixed order, in f64; divided by the count where there is one
 //   loss_combine  a thread a token: what all slices of the vocabulary have together, from `ranks` arrays of (m, s, x[target], sum of x)
+// The shared header asks for a type; no kernel here looks at elements.
+#define X 0
 #include "common/rows.cuh"
 
 #define BLOCK 1024

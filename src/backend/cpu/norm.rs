@@ -78,22 +78,8 @@ multiversion! {
 }
 
 multiversion! {
-    /// Sums of `x - centre` and of its square. The first is exact but for f64: values of one binade share the error that a difference in f32
-    /// would have, and so it would add up in the mean.
     fn centred_sums<>(x: &[f32], centre: f32) -> (f64, f64) {
-        let (mut rests, mut total) = ([0f64; LANES], 0.0);
-        for x in x.chunks(RUN) {
-            let mut squares = [0f32; LANES];
-            for x in x.chunks(LANES) {
-                for ((v, rest), square) in x.iter().zip(&mut rests).zip(&mut squares) {
-                    let d = *v - centre;
-                    *rest += f64::from(*v) - f64::from(centre);
-                    *square += d * d;
-                }
-            }
-            total += squares.iter().map(|v| f64::from(*v)).sum::<f64>();
-        }
-        (rests.iter().sum(), total)
+        sums(x, x, x, |v, _, _| (v - centre, (v - centre) * (v - centre)))
     }
 }
 
@@ -141,14 +127,24 @@ struct Stats {
     rsigma: f32,
 }
 
-fn stats(norm: Norm, x: &[f32], eps: f32) -> Stats {
+/// The point on which LayerNorm centres a row of T: its mean, to 12 bits where T has 16. Then x - centre is exact (for x within 2^12 of it):
+/// its rounding errors, which values of one binade share, would add up in the rest of the mean. NaN stays NaN.
+fn centre_of<T: Element>(mean: f32) -> f32 {
+    if size_of::<T>() == 4 || mean.is_nan() {
+        return mean;
+    }
+    f32::from_bits(mean.to_bits().wrapping_add(0x800) & 0xFFFF_F000)
+}
+
+/// Of a row of T, widened.
+fn stats<T: Element>(norm: Norm, x: &[f32], eps: f32) -> Stats {
     let n = x.len() as f64;
     let rsigma = |variance: f64| (1.0 / (variance + f64::from(eps)).sqrt()) as f32;
     let (sum, squares) = sum_and_squares(x);
     match norm {
         Norm::Rms => Stats { centre: 0.0, rest: 0.0, rsigma: rsigma(squares / n) },
         Norm::Layer => {
-            let centre = (sum / n) as f32;
+            let centre = centre_of::<T>((sum / n) as f32);
             let (rest, squares) = centred_sums(x, centre);
             let variance = (squares - rest * rest / n) / n;
             // Not `f64::max`: a NaN must stay one.
@@ -233,7 +229,7 @@ unsafe fn forward_rows<T: Element>(threads: &Threads, norm: Norm, a: &NormFwdArg
                     narrow::<T>(&row, sum);
                     widen::<T>(sum, &mut row);
                 }
-                let s = stats(norm, &row, a.eps);
+                let s = stats::<T>(norm, &row, a.eps);
                 match norm {
                     Norm::Layer => normalise(&mut row, s.centre, s.rest, s.rsigma, &weight, &beta),
                     Norm::Rms => scale_row(&mut row, s.rsigma, &weight),

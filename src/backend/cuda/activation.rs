@@ -2,7 +2,7 @@
 
 use super::{
     cast::{finish_dbias, partial_rows, Dbias},
-    jit::KernelSpec,
+    jit::{kernel_spec, KernelSpec},
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -34,38 +34,12 @@ struct Tile {
     staged: bool,
 }
 
-impl KernelSpec for Tile {
-    const SOURCE: SourceFile = SourceFile::Activation;
-
-    fn id(&self) -> u64 {
-        let flags = self.erf as u64 | (self.gated as u64) << 1 | (self.backward as u64) << 2 | (self.fp8 as u64) << 3;
-        flags | (self.input as u64) << 4 | (self.staged as u64) << 8
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![
-            format!("ERF={}", self.erf as i32),
-            format!("GATED={}", self.gated as i32),
-            format!("BACKWARD={}", self.backward as i32),
-            format!("IN={}", self.input as i32),
-            format!("FP8={}", self.fp8 as i32),
-            format!("STAGED={}", self.staged as i32),
-        ]
-    }
-
-    fn entry(&self) -> &'static str {
-        "activation"
-    }
-
-    fn dynamic_smem(&self) -> u32 {
-        // Two inputs of 16 bits.
-        if self.staged {
-            2 * 2 * (TILE * TILE) as u32
-        } else {
-            0
-        }
-    }
-}
+kernel_spec!(
+    Tile: Activation, s => "activation",
+    "ERF" = s.erf, "GATED" = s.gated, "BACKWARD" = s.backward, "IN" = s.input, "FP8" = s.fp8, "STAGED" = s.staged;
+    // Two inputs of 16 bits.
+    smem = if s.staged { 2 * 2 * (TILE * TILE) as u32 } else { 0 }
+);
 
 /// A module of `activation_any.cu`.
 #[derive(Clone, Copy)]
@@ -73,21 +47,7 @@ struct Any {
     inputs: u32,
 }
 
-impl KernelSpec for Any {
-    const SOURCE: SourceFile = SourceFile::ActivationAny;
-
-    fn id(&self) -> u64 {
-        self.inputs.into()
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("INPUTS={}", self.inputs)]
-    }
-
-    fn entry(&self) -> &'static str {
-        "activation_any"
-    }
-}
+kernel_spec!(Any: ActivationAny, s => "activation_any", "INPUTS" = s.inputs);
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

@@ -1,7 +1,7 @@
 //! AdamW on CUDA: one launch of `kernels/adamw.cu`.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, Launch, Queue},
     list::THREADS,
     sources::SourceFile,
@@ -16,21 +16,7 @@ struct Adamw {
     tiles: bool,
 }
 
-impl KernelSpec for Adamw {
-    const SOURCE: SourceFile = SourceFile::Adamw;
-
-    fn id(&self) -> u64 {
-        self.tiles.into()
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("TILES={}", i32::from(self.tiles))]
-    }
-
-    fn entry(&self) -> &'static str {
-        "adamw"
-    }
-}
+kernel_spec!(Adamw: Adamw, s => "adamw", "TILES" = s.tiles);
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

@@ -1,7 +1,7 @@
 //! amax on CUDA: launches of `kernels/amax.cu`.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -26,25 +26,7 @@ struct Amax {
     aligned: bool,
 }
 
-impl KernelSpec for Amax {
-    const SOURCE: SourceFile = SourceFile::Amax;
-
-    fn id(&self) -> u64 {
-        self.input as u64 | u64::from(self.aligned) << 4
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("IN={}", self.input as i32)]
-    }
-
-    fn entry(&self) -> &'static str {
-        if self.aligned {
-            "amax_tile"
-        } else {
-            "amax_any"
-        }
-    }
-}
+kernel_spec!(Amax: Amax, s => if s.aligned { "amax_tile" } else { "amax_any" }, "IN" = s.input; also s.aligned);
 
 /// `AmaxParams` of the kernel.
 #[repr(C)]

@@ -2,7 +2,7 @@
 
 use super::{
     amax,
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -34,44 +34,19 @@ enum Entry {
     Pair,
 }
 
-impl KernelSpec for Cast {
-    const SOURCE: SourceFile = SourceFile::Cast;
-
-    fn id(&self) -> u64 {
-        self.input as u64 | (self.output as u64) << 4 | u64::from(self.dbias) << 8 | (self.entry as u64) << 9
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("IN={}", self.input as i32), format!("OUT={}", self.output as i32), format!("DBIAS={}", i32::from(self.dbias))]
-    }
-
-    fn entry(&self) -> &'static str {
-        match self.entry {
-            Entry::Tile => "cast_tile",
-            Entry::Any => "cast_any",
-            Entry::Pair => "cast_pair",
-        }
-    }
-}
+kernel_spec!(
+    Cast: Cast, s => match s.entry {
+        Entry::Tile => "cast_tile",
+        Entry::Any => "cast_any",
+        Entry::Pair => "cast_pair",
+    },
+    "IN" = s.input, "OUT" = s.output, "DBIAS" = s.dbias; also s.entry
+);
 
 #[derive(Clone, Copy)]
 pub(super) struct Dbias;
 
-impl KernelSpec for Dbias {
-    const SOURCE: SourceFile = SourceFile::Dbias;
-
-    fn id(&self) -> u64 {
-        0
-    }
-
-    fn defines(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn entry(&self) -> &'static str {
-        "dbias_finish"
-    }
-}
+kernel_spec!(Dbias: Dbias, s => "dbias_finish");
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

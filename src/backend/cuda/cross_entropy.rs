@@ -1,7 +1,7 @@
 //! Cross-entropy on CUDA: launches of `kernels/cross_entropy.cu`, and of the small kernels of `kernels/loss.cu`.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -36,25 +36,14 @@ struct Spec {
     dtype: DType,
 }
 
-impl KernelSpec for Spec {
-    const SOURCE: SourceFile = SourceFile::CrossEntropy;
-
-    fn id(&self) -> u64 {
-        self.dtype as u64 | (self.kernel as u64) << 4
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("X={}", self.dtype as i32)]
-    }
-
-    fn entry(&self) -> &'static str {
-        match self.kernel {
-            Kernel::Row => "cross_entropy_row",
-            Kernel::Loop => "cross_entropy_loop",
-            Kernel::ScaleRows => "scale_rows",
-        }
-    }
-}
+kernel_spec!(
+    Spec: CrossEntropy, s => match s.kernel {
+        Kernel::Row => "cross_entropy_row",
+        Kernel::Loop => "cross_entropy_loop",
+        Kernel::ScaleRows => "scale_rows",
+    },
+    "X" = s.dtype; also s.kernel
+);
 
 /// `cross_entropy_ring`: stages of a ring in shared memory, groups of threads that take them in turn; a warp besides fills them.
 const RING_ARCHITECTURES: (i32, i32) = (90, 109);
@@ -74,25 +63,10 @@ struct Ring {
     dtype: DType,
 }
 
-impl KernelSpec for Ring {
-    const SOURCE: SourceFile = SourceFile::CrossEntropyRing;
-
-    fn id(&self) -> u64 {
-        self.dtype as u64
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("X={}", self.dtype as i32), format!("GROUPS={RING_GROUPS}"), format!("GROUP_THREADS={RING_THREADS}")]
-    }
-
-    fn entry(&self) -> &'static str {
-        "cross_entropy_ring"
-    }
-
-    fn dynamic_smem(&self) -> u32 {
-        RING_BYTES
-    }
-}
+kernel_spec!(
+    Ring: CrossEntropyRing, s => "cross_entropy_ring", "X" = s.dtype, "GROUPS" = RING_GROUPS, "GROUP_THREADS" = RING_THREADS;
+    smem = RING_BYTES
+);
 
 /// The kernels of `loss.cu`.
 #[derive(Clone, Copy)]
@@ -102,26 +76,7 @@ enum Small {
     Combine,
 }
 
-impl KernelSpec for Small {
-    const SOURCE: SourceFile = SourceFile::Loss;
-
-    fn id(&self) -> u64 {
-        *self as u64
-    }
-
-    fn defines(&self) -> Vec<String> {
-        // What the shared header asks for; no kernel here looks at elements.
-        vec!["X=0".to_owned()]
-    }
-
-    fn entry(&self) -> &'static str {
-        match self {
-            Small::Count => "loss_count",
-            Small::Total => "loss_total",
-            Small::Combine => "loss_combine",
-        }
-    }
-}
+kernel_spec!(enum Small: Loss, Count = "loss_count", Total = "loss_total", Combine = "loss_combine");
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

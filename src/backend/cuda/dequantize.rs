@@ -1,7 +1,7 @@
 //! FP8 codes to high precision, and their transposes, on CUDA: launches of `kernels/dequantize.cu` and `kernels/transpose.cu`.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -32,50 +32,21 @@ struct Dequantize {
     from: From,
 }
 
-impl KernelSpec for Dequantize {
-    const SOURCE: SourceFile = SourceFile::Dequantize;
-
-    fn id(&self) -> u64 {
-        self.input as u64 | (self.output as u64) << 4 | (self.from as u64) << 8
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("IN={}", self.input as i32), format!("OUT={}", self.output as i32)]
-    }
-
-    fn entry(&self) -> &'static str {
-        match self.from {
-            From::Rows => "dequantize_tile",
-            From::Transposed => "dequantize_tile_t",
-            From::Any => "dequantize_any",
-        }
-    }
-}
+kernel_spec!(
+    Dequantize: Dequantize, s => match s.from {
+        From::Rows => "dequantize_tile",
+        From::Transposed => "dequantize_tile_t",
+        From::Any => "dequantize_any",
+    },
+    "IN" = s.input, "OUT" = s.output; also s.from
+);
 
 #[derive(Clone, Copy)]
 struct Transpose {
     aligned: bool,
 }
 
-impl KernelSpec for Transpose {
-    const SOURCE: SourceFile = SourceFile::Transpose;
-
-    fn id(&self) -> u64 {
-        self.aligned.into()
-    }
-
-    fn defines(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn entry(&self) -> &'static str {
-        if self.aligned {
-            "transpose_tile"
-        } else {
-            "transpose_any"
-        }
-    }
-}
+kernel_spec!(Transpose: Transpose, s => if s.aligned { "transpose_tile" } else { "transpose_any" }; also s.aligned);
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

@@ -2,7 +2,7 @@
 
 use super::{
     cast::{finish_dbias, Dbias},
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -43,25 +43,14 @@ enum Kernel {
     Any,
 }
 
-impl KernelSpec for Dropout {
-    const SOURCE: SourceFile = SourceFile::Dropout;
-
-    fn id(&self) -> u64 {
-        self.x as u64 | (self.backward as u64) << 4 | (self.kernel as u64) << 5
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("X={}", self.x as i32), format!("BACKWARD={}", self.backward as i32)]
-    }
-
-    fn entry(&self) -> &'static str {
-        match self.kernel {
-            Kernel::Known => "dropout",
-            Kernel::Drawn => "dropout_drawn",
-            Kernel::Any => "dropout_any",
-        }
-    }
-}
+kernel_spec!(
+    Dropout: Dropout, s => match s.kernel {
+        Kernel::Known => "dropout",
+        Kernel::Drawn => "dropout_drawn",
+        Kernel::Any => "dropout_any",
+    },
+    "X" = s.x, "BACKWARD" = s.backward; also s.kernel
+);
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

@@ -1,7 +1,7 @@
 //! The norm of a list of gradients on CUDA: launches of `kernels/grad_norm.cu`.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, Launch, Queue},
     list::THREADS,
     sources::SourceFile,
@@ -27,24 +27,7 @@ enum Grad {
     Scale,
 }
 
-impl KernelSpec for Grad {
-    const SOURCE: SourceFile = SourceFile::GradNorm;
-
-    fn id(&self) -> u64 {
-        *self as u64
-    }
-
-    fn defines(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn entry(&self) -> &'static str {
-        match self {
-            Grad::Norm => "grad_norm",
-            Grad::Scale => "grad_scale",
-        }
-    }
-}
+kernel_spec!(enum Grad: GradNorm, Norm = "grad_norm", Scale = "grad_scale");
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

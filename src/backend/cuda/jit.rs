@@ -33,6 +33,69 @@ pub(crate) trait KernelSpec {
     }
 }
 
+/// Implements [`KernelSpec`] for a structure whose fields are what the compiler is told:
+/// `kernel_spec!(Cast: Cast, s => entry, "IN" = s.input, …; also s.kernel; smem = s.smem)`. `also`: what else tells two kernels of the file
+/// apart. For an enumeration of the kernels of one module: `kernel_spec!(enum List: List, Write = "list_write", …)`.
+macro_rules! kernel_spec {
+    (enum $spec:ident: $file:ident, $($kernel:ident = $entry:literal),+ $(,)?) => {
+        impl crate::backend::cuda::jit::KernelSpec for $spec {
+            const SOURCE: SourceFile = SourceFile::$file;
+
+            fn id(&self) -> u64 {
+                *self as u64
+            }
+
+            fn defines(&self) -> Vec<String> {
+                Vec::new()
+            }
+
+            fn entry(&self) -> &'static str {
+                match self {
+                    $(Self::$kernel => $entry,)+
+                }
+            }
+        }
+    };
+    ($spec:ty: $file:ident, $s:ident => $entry:expr $(, $name:literal = $value:expr)* $(; also $more:expr)? $(; smem = $smem:expr)?) => {
+        impl crate::backend::cuda::jit::KernelSpec for $spec {
+            const SOURCE: SourceFile = SourceFile::$file;
+
+            fn id(&self) -> u64 {
+                let $s = self;
+                // Not every expression looks at it.
+                let _ = $s;
+                crate::backend::cuda::jit::pack(&[$($value as u64,)* $($more as u64)?])
+            }
+
+            fn defines(&self) -> Vec<String> {
+                let $s = self;
+                let _ = $s;
+                vec![$(format!("{}={}", $name, $value as u64)),*]
+            }
+
+            fn entry(&self) -> &'static str {
+                let $s = self;
+                let _ = $s;
+                $entry
+            }
+
+            $(fn dynamic_smem(&self) -> u32 {
+                let $s = self;
+                let _ = $s;
+                $smem
+            })?
+        }
+    };
+}
+pub(crate) use kernel_spec;
+
+/// An id of at most seven values below 512.
+#[inline]
+pub(crate) fn pack(values: &[u64]) -> u64 {
+    debug_assert!(values.len() <= 7 && values.iter().all(|v| *v < 512), "{values:?} do not fit a kernel's id");
+    values.iter().fold(0, |id, v| id << 9 | v)
+}
+
 /// A loaded kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Function(pub(crate) Handle);

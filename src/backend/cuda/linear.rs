@@ -3,7 +3,7 @@
 use super::{
     cast,
     gemm::{self, kernels::GemmOut},
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -31,21 +31,7 @@ struct LinearSmall {
     codes: bool,
 }
 
-impl KernelSpec for LinearSmall {
-    const SOURCE: SourceFile = SourceFile::LinearSmall;
-
-    fn id(&self) -> u64 {
-        self.dtype as u64 | u64::from(self.codes) << 8
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("IN={}", self.dtype as i32), format!("CODES={}", i32::from(self.codes))]
-    }
-
-    fn entry(&self) -> &'static str {
-        "linear_small"
-    }
-}
+kernel_spec!(LinearSmall: LinearSmall, s => "linear_small", "IN" = s.dtype, "CODES" = s.codes);
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

@@ -1,7 +1,7 @@
 //! Tables of lists of tensors on CUDA: launches of `kernels/list.cu`.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -18,24 +18,7 @@ enum List {
     Map,
 }
 
-impl KernelSpec for List {
-    const SOURCE: SourceFile = SourceFile::List;
-
-    fn id(&self) -> u64 {
-        *self as u64
-    }
-
-    fn defines(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn entry(&self) -> &'static str {
-        match self {
-            List::Write => "list_write",
-            List::Map => "list_map",
-        }
-    }
-}
+kernel_spec!(enum List: List, Write = "list_write", Map = "list_map");
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

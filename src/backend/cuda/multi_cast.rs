@@ -1,7 +1,7 @@
 //! Casts of a list on CUDA: launches of `kernels/multi_cast.cu`.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, Launch, Queue},
     list::THREADS,
     sources::SourceFile,
@@ -29,26 +29,9 @@ enum Multi {
     Current,
 }
 
-impl KernelSpec for Multi {
-    const SOURCE: SourceFile = SourceFile::MultiCast;
-
-    fn id(&self) -> u64 {
-        *self as u64
-    }
-
-    fn defines(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn entry(&self) -> &'static str {
-        match self {
-            Multi::Cast => "multi_cast",
-            Multi::Measured => "multi_measured",
-            Multi::Amax => "multi_amax",
-            Multi::Current => "multi_current",
-        }
-    }
-}
+kernel_spec!(
+    enum Multi: MultiCast, Cast = "multi_cast", Measured = "multi_measured", Amax = "multi_amax", Current = "multi_current"
+);
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

@@ -3,7 +3,7 @@
 
 use super::{
     dequantize::{load_transpose, transpose},
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, blocks, Launch, Queue},
     norm_any::{slabs, Any, AnyArgs, AnyForward, AnyRows, Ring, RingSpec, STRIP},
     sources::SourceFile,
@@ -143,28 +143,13 @@ struct ForwardSpec {
     norm: Norm,
 }
 
-impl KernelSpec for ForwardSpec {
-    const SOURCE: SourceFile = SourceFile::NormFwd;
-
-    fn id(&self) -> u64 {
-        self.x as u64 | (self.norm as u64) << 4 | (self.kernel as u64) << 8
-    }
-
-    fn defines(&self) -> Vec<String> {
-        let kernel = match self.kernel {
-            Forward::Transposed => 0,
-            Forward::Add => 1,
-        };
-        vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32), format!("KERNEL={kernel}")]
-    }
-
-    fn entry(&self) -> &'static str {
-        match self.kernel {
-            Forward::Transposed => "norm_fwd_transposed",
-            Forward::Add => "norm_fwd_add",
-        }
-    }
-}
+kernel_spec!(
+    ForwardSpec: NormFwd, s => match s.kernel {
+        Forward::Transposed => "norm_fwd_transposed",
+        Forward::Add => "norm_fwd_add",
+    },
+    "X" = s.x, "RMS" = s.norm, "KERNEL" = s.kernel
+);
 
 /// `norm_fwd_row`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,22 +161,7 @@ struct RowSpec {
     octets: u64,
 }
 
-impl KernelSpec for RowSpec {
-    const SOURCE: SourceFile = SourceFile::NormFwdRow;
-
-    fn id(&self) -> u64 {
-        self.x as u64 | (self.norm as u64) << 4 | u64::from(self.fp8) << 5 | self.octets << 8
-    }
-
-    fn defines(&self) -> Vec<String> {
-        let (x, rms, fp8, octets) = (self.x as i32, self.norm as i32, i32::from(self.fp8), self.octets);
-        vec![format!("X={x}"), format!("RMS={rms}"), format!("FP8={fp8}"), format!("OCTETS={octets}")]
-    }
-
-    fn entry(&self) -> &'static str {
-        "norm_fwd_row"
-    }
-}
+kernel_spec!(RowSpec: NormFwdRow, s => "norm_fwd_row", "X" = s.x, "RMS" = s.norm, "FP8" = s.fp8, "OCTETS" = s.octets);
 
 /// `Args` of `norm_fwd.cuh`.
 #[repr(C)]
@@ -398,26 +368,10 @@ struct BackwardSpec {
     smem: u32,
 }
 
-impl KernelSpec for BackwardSpec {
-    const SOURCE: SourceFile = SourceFile::NormBwd;
-
-    fn id(&self) -> u64 {
-        self.dtype as u64 | (self.norm as u64) << 4 | u64::from(self.cluster) << 5 | self.octets << 8
-    }
-
-    fn defines(&self) -> Vec<String> {
-        let (dtype, rms, cluster) = (self.dtype as i32, self.norm as i32, i32::from(self.cluster));
-        vec![format!("TYPE={dtype}"), format!("RMS={rms}"), format!("OCTETS={}", self.octets), format!("CLUSTER={cluster}")]
-    }
-
-    fn entry(&self) -> &'static str {
-        "norm_bwd_row"
-    }
-
-    fn dynamic_smem(&self) -> u32 {
-        self.smem
-    }
-}
+kernel_spec!(
+    BackwardSpec: NormBwd, s => "norm_bwd_row", "TYPE" = s.dtype, "RMS" = s.norm, "OCTETS" = s.octets, "CLUSTER" = s.cluster;
+    smem = s.smem
+);
 
 /// `Args` of `norm_bwd.cu`.
 #[repr(C)]

@@ -1,7 +1,7 @@
 //! Norms of rows that are long, or not aligned for vectors: `kernels/norm_fwd_any.cu`, `norm_fwd_ring.cu` and `norm_bwd_any.cu`, and how
 //! they run.
 
-use super::{jit::KernelSpec, launch::Launch, norm::vector, sources::SourceFile};
+use super::{jit::kernel_spec, launch::Launch, norm::vector, sources::SourceFile};
 use crate::{
     ops::norm::Norm,
     tensor::{DType, Ptr},
@@ -17,29 +17,10 @@ pub(super) struct AnyForward {
     pub(super) smem: u32,
 }
 
-impl KernelSpec for AnyForward {
-    const SOURCE: SourceFile = SourceFile::NormFwdAny;
-
-    fn id(&self) -> u64 {
-        self.x as u64 | (self.norm as u64) << 4 | u64::from(self.vectors) << 8
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32)]
-    }
-
-    fn entry(&self) -> &'static str {
-        if self.vectors {
-            "norm_fwd_wide"
-        } else {
-            "norm_fwd_any"
-        }
-    }
-
-    fn dynamic_smem(&self) -> u32 {
-        self.smem
-    }
-}
+kernel_spec!(
+    AnyForward: NormFwdAny, s => if s.vectors { "norm_fwd_wide" } else { "norm_fwd_any" }, "X" = s.x, "RMS" = s.norm; also s.vectors;
+    smem = s.smem
+);
 
 /// How rows are shared out: a block of `warps` warps for each, or a warp for each where one is enough; a warp takes `slots` times
 /// 32 vectors, or as many elements, next to each other.
@@ -106,25 +87,7 @@ pub(super) struct RingSpec {
     pub(super) smem: u32,
 }
 
-impl KernelSpec for RingSpec {
-    const SOURCE: SourceFile = SourceFile::NormFwdRing;
-
-    fn id(&self) -> u64 {
-        self.x as u64 | (self.norm as u64) << 4
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("X={}", self.x as i32), format!("RMS={}", self.norm as i32)]
-    }
-
-    fn entry(&self) -> &'static str {
-        "norm_fwd_ring"
-    }
-
-    fn dynamic_smem(&self) -> u32 {
-        self.smem
-    }
-}
+kernel_spec!(RingSpec: NormFwdRing, s => "norm_fwd_ring", "X" = s.x, "RMS" = s.norm; smem = s.smem);
 
 /// How `norm_fwd_ring` runs: each row by a cluster, whose blocks hold groups of `warps` warps with a share of a row each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,25 +144,7 @@ pub(super) enum Any {
     Sum,
 }
 
-impl KernelSpec for Any {
-    const SOURCE: SourceFile = SourceFile::NormBwdAny;
-
-    fn id(&self) -> u64 {
-        *self as u64
-    }
-
-    fn defines(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn entry(&self) -> &'static str {
-        match self {
-            Any::Dx => "norm_bwd_dx",
-            Any::Params => "norm_bwd_params",
-            Any::Sum => "norm_param_sum",
-        }
-    }
-}
+kernel_spec!(enum Any: NormBwdAny, Dx = "norm_bwd_dx", Params = "norm_bwd_params", Sum = "norm_param_sum");
 
 /// `Args` of `norm_bwd_any.cu`.
 #[repr(C)]

@@ -1,7 +1,7 @@
 //! Rotary position embedding on CUDA: launches of `kernels/rope.cu`, and of `kernels/rope_any.cu` where rows cannot be read as vectors.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -28,41 +28,13 @@ struct Vectors {
     kind: RopeKind,
 }
 
-impl KernelSpec for Vectors {
-    const SOURCE: SourceFile = SourceFile::Rope;
-
-    fn id(&self) -> u64 {
-        self.x as u64 | (self.kind as u64) << 4
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("X={}", self.x as i32), format!("KIND={}", self.kind as i32), format!("HEADS={HEADS}")]
-    }
-
-    fn entry(&self) -> &'static str {
-        "rope"
-    }
-}
+kernel_spec!(Vectors: Rope, s => "rope", "X" = s.x, "KIND" = s.kind, "HEADS" = HEADS);
 
 /// `rope_any.cu`.
 #[derive(Clone, Copy)]
 struct Any;
 
-impl KernelSpec for Any {
-    const SOURCE: SourceFile = SourceFile::RopeAny;
-
-    fn id(&self) -> u64 {
-        0
-    }
-
-    fn defines(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn entry(&self) -> &'static str {
-        "rope_any"
-    }
-}
+kernel_spec!(Any: RopeAny, s => "rope_any");
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

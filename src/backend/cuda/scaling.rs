@@ -1,7 +1,7 @@
 //! The delayed-scaling update on CUDA: one launch of `kernels/scaling.cu`.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -28,25 +28,7 @@ enum Update {
     Cols,
 }
 
-impl KernelSpec for Update {
-    const SOURCE: SourceFile = SourceFile::Scaling;
-
-    fn id(&self) -> u64 {
-        *self as u64
-    }
-
-    fn defines(&self) -> Vec<String> {
-        Vec::new()
-    }
-
-    fn entry(&self) -> &'static str {
-        match self {
-            Update::Rows => "scaling_rows",
-            Update::Any => "scaling_any",
-            Update::Cols => "scaling_cols",
-        }
-    }
-}
+kernel_spec!(enum Update: Scaling, Rows = "scaling_rows", Any = "scaling_any", Cols = "scaling_cols");
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

@@ -1,7 +1,7 @@
 //! Softmax on CUDA: launches of `kernels/softmax.cu`.
 
 use super::{
-    jit::KernelSpec,
+    jit::kernel_spec,
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
@@ -35,28 +35,16 @@ struct Spec {
     dtype: DType,
 }
 
-impl KernelSpec for Spec {
-    const SOURCE: SourceFile = SourceFile::Softmax;
-
-    fn id(&self) -> u64 {
-        self.dtype as u64 | (self.kernel as u64) << 4
-    }
-
-    fn defines(&self) -> Vec<String> {
-        let backward = matches!(self.kernel, Kernel::BackwardRow | Kernel::BackwardLoop);
-        vec![format!("X={}", self.dtype as i32), format!("BACKWARD={}", backward as i32)]
-    }
-
-    fn entry(&self) -> &'static str {
-        match self.kernel {
-            Kernel::ForwardRow => "softmax_fwd_row",
-            Kernel::ForwardRowMasked => "softmax_fwd_row_masked",
-            Kernel::ForwardLoop => "softmax_fwd_loop",
-            Kernel::BackwardRow => "softmax_bwd_row",
-            Kernel::BackwardLoop => "softmax_bwd_loop",
-        }
-    }
-}
+kernel_spec!(
+    Spec: Softmax, s => match s.kernel {
+        Kernel::ForwardRow => "softmax_fwd_row",
+        Kernel::ForwardRowMasked => "softmax_fwd_row_masked",
+        Kernel::ForwardLoop => "softmax_fwd_loop",
+        Kernel::BackwardRow => "softmax_bwd_row",
+        Kernel::BackwardLoop => "softmax_bwd_loop",
+    },
+    "X" = s.dtype, "BACKWARD" = matches!(s.kernel, Kernel::BackwardRow | Kernel::BackwardLoop); also s.kernel
+);
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {

@@ -2,7 +2,11 @@
 
 use super::tile::{Tile, SM90_TILES};
 use crate::{
-    backend::cuda::{jit::KernelSpec, sources::SourceFile, testing::Variant},
+    backend::cuda::{
+        jit::{kernel_spec, KernelSpec},
+        sources::SourceFile,
+        testing::Variant,
+    },
     tensor::DType,
 };
 
@@ -139,33 +143,11 @@ impl MmaKernel {
     }
 }
 
-impl KernelSpec for MmaKernel {
-    const SOURCE: SourceFile = SourceFile::GemmMma;
-
-    fn id(&self) -> u64 {
-        self.input as u64 | (self.d as u64) << 4 | u64::from(self.large) << 8
-    }
-
-    fn defines(&self) -> Vec<String> {
-        let [m, n] = warps(self.large);
-        vec![
-            format!("IN_DT={}", self.input as i32),
-            format!("D_DT={}", self.d as i32),
-            format!("WARPS_M={m}"),
-            format!("WARPS_N={n}"),
-            format!("STAGES={}", self.stages()),
-        ]
-    }
-
-    fn entry(&self) -> &'static str {
-        "gemm_mma"
-    }
-
-    fn dynamic_smem(&self) -> u32 {
-        let [m, n] = warps(self.large);
-        self.stages() * (32 * m + 64 * n) * 128
-    }
-}
+kernel_spec!(
+    MmaKernel: GemmMma, s => "gemm_mma",
+    "IN_DT" = s.input, "D_DT" = s.d, "WARPS_M" = warps(s.large)[0], "WARPS_N" = warps(s.large)[1], "STAGES" = s.stages();
+    smem = s.stages() * (32 * warps(s.large)[0] + 64 * warps(s.large)[1]) * 128
+);
 
 /// `kernels/gemm_simt.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -183,28 +165,10 @@ impl SimtKernel {
     }
 }
 
-impl KernelSpec for SimtKernel {
-    const SOURCE: SourceFile = SourceFile::GemmSimt;
-
-    fn id(&self) -> u64 {
-        self.a as u64 | (self.b as u64) << 4 | (self.d as u64) << 8 | u64::from(self.large) << 12
-    }
-
-    fn defines(&self) -> Vec<String> {
-        let [m, n] = warps(self.large);
-        vec![
-            format!("A_DT={}", self.a as i32),
-            format!("B_DT={}", self.b as i32),
-            format!("D_DT={}", self.d as i32),
-            format!("WARPS_M={m}"),
-            format!("WARPS_N={n}"),
-        ]
-    }
-
-    fn entry(&self) -> &'static str {
-        "gemm_simt"
-    }
-}
+kernel_spec!(
+    SimtKernel: GemmSimt, s => "gemm_simt",
+    "A_DT" = s.a, "B_DT" = s.b, "D_DT" = s.d, "WARPS_M" = warps(s.large)[0], "WARPS_N" = warps(s.large)[1]
+);
 
 /// `kernels/gemm_epilogue_only.cu`.
 #[derive(Clone, Copy, Debug)]
@@ -212,21 +176,7 @@ pub(crate) struct EpilogueOnly {
     pub(crate) d: DType,
 }
 
-impl KernelSpec for EpilogueOnly {
-    const SOURCE: SourceFile = SourceFile::GemmEpilogueOnly;
-
-    fn id(&self) -> u64 {
-        self.d as u64
-    }
-
-    fn defines(&self) -> Vec<String> {
-        vec![format!("D_DT={}", self.d as i32)]
-    }
-
-    fn entry(&self) -> &'static str {
-        "gemm_epilogue_only"
-    }
-}
+kernel_spec!(EpilogueOnly: GemmEpilogueOnly, s => "gemm_epilogue_only", "D_DT" = s.d);
 
 /// Modules of this family: every kernel, tile and output type, and every operand type. Not every product of them: an operand type changes
 /// one word of one instruction (Sm90, Mma) or one conversion (Simt), which no tile or output type depends on.
