@@ -22,13 +22,32 @@ pub struct Known {
     pub e: Vec<f64>,
 }
 
-/// `v` rounded once to a high-precision type.
+/// `v` rounded once to a high-precision type. To 16 bits by way of an f32 whose last bit says that something is beyond it: `half` looks at
+/// the upper half of an f64 alone, and takes what lies just beside a tie for one.
 fn round(dtype: DType, v: f64) -> f64 {
+    let near = v as f32;
+    let odd = || match f64::from(near) == v || v.is_nan() {
+        true => near,
+        false => f32::from_bits((near.to_bits() - u32::from(f64::from(near.abs()) > v.abs())) | 1),
+    };
     match dtype {
-        DType::F32 => f64::from(v as f32),
-        DType::F16 => f16::from_f64(v).to_f64(),
-        DType::Bf16 => bf16::from_f64(v).to_f64(),
+        DType::F32 => f64::from(near),
+        DType::F16 => f16::from_f32(odd()).to_f64(),
+        DType::Bf16 => bf16::from_f32(odd()).to_f64(),
         other => panic!("{} is FP8", other.name()),
+    }
+}
+
+#[test]
+fn rounding_sees_every_bit() {
+    for (dtype, step) in [(DType::Bf16, 2f64.powi(-7)), (DType::F16, 2f64.powi(-10))] {
+        for sign in [1.0, -1.0] {
+            let (tie, little) = (1.0 + step / 2.0, 2f64.powi(-52));
+            let all = [(tie, 1.0), (tie + little, 1.0 + step), (tie - little, 1.0), (tie + step, 1.0 + 2.0 * step), (1e-60, 0.0)];
+            for (v, want) in all {
+                assert_eq!(round(dtype, sign * v), sign * want, "{v} to {}", dtype.name());
+            }
+        }
     }
 }
 

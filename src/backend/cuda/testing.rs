@@ -83,15 +83,3 @@ pub fn nvrtc(library_dirs: &[PathBuf]) -> Result<String> {
 pub fn driver_symbols() -> Vec<&'static str> {
     super::driver::SYMBOLS.iter().filter_map(|s| s.to_str().ok()).collect()
 }
-
-#[cfg(test)]
-mod dump {
-    #[test]
-    fn dump_all() {
-        let mut out = String::new();
-        for v in super::variants() {
-            out += &format!("{v:?}\n");
-        }
-        std::fs::write(std::env::var("DUMP").unwrap(), out).unwrap();
-    }
-}
