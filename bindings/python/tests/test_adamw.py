@@ -104,6 +104,12 @@ def test_scalars(fw, rng):
         nvte.ops.adamw(tensors, step, lr=None)
 
 
+def test_a_list_keeps_its_context(fw):
+    device = fw.device if hasattr(fw, "device") else "cpu"
+    tensors = nvte.ops.grad_list([fw.array(np.full(9, 2, np.float32))], context=nvte.Context(device))
+    assert fw.numpy(nvte.ops.grad_norm(tensors))[0] == 6
+
+
 def test_other_gradients(fw, rng):
     held = [values(rng, s, special=False) for s in ((6,), (2, 5))]
     tensors = nvte.ops.grad_list([fw.array(v) for v in held])

@@ -166,6 +166,18 @@ def test_numbers_that_do_not_fit(fw):
     ):
         with pytest.raises(kind, match=message):
             call()
+    for name, ask in (
+        ("rows", lambda n: nvte.ops.cast_dbias_workspace(DEVICE, n, 1)),
+        ("rows", lambda n: nvte.ops.dropout_bwd_workspace(DEVICE, n, 1)),
+        ("hidden", lambda n: nvte.ops.activation_bwd_workspace(DEVICE, "gelu", 1, n)),
+        ("hidden", lambda n: nvte.ops.norm_bwd_workspace(DEVICE, n)),
+        ("tokens", lambda n: nvte.ops.cross_entropy_workspace(DEVICE, n)),
+        ("start", lambda n: nvte.ops.rope_table(4, 4, start=n)),
+    ):
+        with pytest.raises(ValueError, match=f"{name} = {2**64}: must fit 64 bits"):
+            ask(2**64)
+        with pytest.raises(TypeError, match=f"{name} = 1.5: must be an integer"):
+            ask(1.5)
     with pytest.raises(ValueError, match="scale: has 3 elements"):
         nvte.ops.scale_rows(x, fw.array(np.ones(3, np.float32)))
     with pytest.raises(TypeError, match="amax: .*must be a numpy array or a torch tensor"):

@@ -1,6 +1,7 @@
 """What the operations share: FP8 arguments and results, structs in memory, workspaces."""
 
 import ctypes
+import operator
 
 from .._arrays import BYTES, pack_tensor, scale_of, space_of
 from .._library import check
@@ -147,6 +148,17 @@ def in_memory(*structs):
 def handle_of(device):
     """The handle of a Context, or of a device's shared one."""
     return device.handle if isinstance(device, Context) else shared_context(device).handle
+
+
+def whole(name, value):
+    """An integer of 64 bits: ctypes drops what does not fit."""
+    try:
+        n = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} = {value!r}: must be an integer") from None
+    if not -(1 << 63) <= n < 1 << 63:
+        raise ValueError(f"{name} = {n}: must fit 64 bits")
+    return n
 
 
 def asked(query, *arguments):

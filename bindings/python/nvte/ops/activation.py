@@ -2,7 +2,7 @@
 
 from .. import _abi
 from .._library import check, lib, packer
-from ._common import any_output, asked, first_space, handle_of, in_memory, scratch
+from ._common import any_output, asked, first_space, handle_of, in_memory, scratch, whole
 
 _backward = packer(
     _abi.nvte_activation_bwd_args_t, "kind dy input output dbias dbias_dtype accumulate workspace workspace_bytes"
@@ -48,7 +48,7 @@ def activation_fwd(
 
 def activation_bwd_workspace(device, kind, rows, hidden):
     """Bytes of workspace of activation_bwd with a dbias, for a Context or a device; hidden: columns of dy."""
-    return asked(lib.nvte_activation_bwd_workspace, handle_of(device), _number(kind), rows, hidden)
+    return asked(lib.nvte_activation_bwd_workspace, handle_of(device), _number(kind), whole("rows", rows), whole("hidden", hidden))
 
 
 def activation_bwd(

@@ -2,7 +2,7 @@
 
 from .. import _abi
 from .._library import check, lib, packer
-from ._common import asked, first_space, fp8_output, handle_of, in_memory, scratch
+from ._common import asked, first_space, fp8_output, handle_of, in_memory, scratch, whole
 
 _current = packer(_abi.nvte_cast_current_args_t, "margin epsilon power_of_two input output workspace workspace_bytes")
 _dbias = packer(
@@ -64,7 +64,7 @@ def cast_to_fp8_current(
 
 def cast_dbias_workspace(device, rows, cols):
     """Bytes of workspace of cast_dbias for an input of this shape, for a Context or a device."""
-    return asked(lib.nvte_cast_dbias_workspace, handle_of(device), rows, cols)
+    return asked(lib.nvte_cast_dbias_workspace, handle_of(device), whole("rows", rows), whole("cols", cols))
 
 
 def cast_dbias(

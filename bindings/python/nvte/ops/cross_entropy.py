@@ -5,7 +5,7 @@ import collections
 from .. import _abi
 from .._library import check, lib, packer
 from ..dtypes import float32
-from ._common import asked, first_space, handle_of, in_memory, scratch
+from ._common import asked, first_space, handle_of, in_memory, scratch, whole
 
 _whole = packer(
     _abi.nvte_cross_entropy_args_t,
@@ -87,7 +87,7 @@ def _result(space, name, wanted, shape):
 
 def cross_entropy_workspace(device, tokens):
     """Bytes of workspace of cross_entropy, _combine and _gradient with a reduction, for a Context or a device."""
-    return asked(lib.nvte_cross_entropy_workspace, handle_of(device), tokens)
+    return asked(lib.nvte_cross_entropy_workspace, handle_of(device), whole("tokens", tokens))
 
 
 def _scratch(space, workspace, handle, reduction, tokens):

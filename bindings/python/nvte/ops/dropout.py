@@ -3,7 +3,7 @@
 from .. import _abi
 from .._arrays import BYTES
 from .._library import check, lib, packer
-from ._common import asked, first_space, handle_of, in_memory, scratch
+from ._common import asked, first_space, handle_of, in_memory, scratch, whole
 
 _forward = packer(_abi.nvte_dropout_fwd_args_t, "reserved p x bias residual y mask mask_ld rng rng_stream")
 _backward = packer(
@@ -58,7 +58,7 @@ def dropout_fwd(
 
 def dropout_bwd_workspace(device, rows, cols):
     """Bytes of workspace of dropout_bwd with a dbias, for a Context or a device."""
-    return asked(lib.nvte_dropout_bwd_workspace, handle_of(device), rows, cols)
+    return asked(lib.nvte_dropout_bwd_workspace, handle_of(device), whole("rows", rows), whole("cols", cols))
 
 
 def dropout_bwd(

@@ -18,12 +18,12 @@ class TensorList:
     the gradients. Calls with one list belong on one stream.
     """
 
-    __slots__ = ("space", "handle", "count", "raw", "memory", "at", "arrays", "gradients", "kinds")
+    __slots__ = ("space", "handle", "count", "raw", "memory", "at", "arrays", "gradients", "kinds", "context")
 
     def __init__(self, space, handle, count, memory):
         """memory: (what keeps it, address, bytes) of the table."""
         self.space, self.handle, self.count = space, handle, count
-        self.arrays = self.gradients = self.kinds = None
+        self.arrays = self.gradients = self.kinds = self.context = None
         self.memory, data, size = memory
         self.raw = _abi.nvte_list_t(struct_size=_LIST, data=data, bytes=size)
         self.at = ctypes.addressof(self.raw)
@@ -94,6 +94,8 @@ def built(space, context, workspace, count, query, make, arguments):
     """A list: asks for the size of its table, makes room, has it written. `make(handle, list address)` returns a status."""
     handle = space.context(context)
     found = TensorList(space, handle, count, scratch(space, workspace, query, handle, *arguments))
+    # A context lives as long as its lists.
+    found.context = context
     check(make(handle, found.at))
     return found
 

@@ -3,7 +3,7 @@
 from .. import _abi
 from .._library import check, lib, packer
 from ..dtypes import float32
-from ._common import any_output, asked, first_space, handle_of, in_memory, scratch
+from ._common import any_output, asked, first_space, handle_of, in_memory, scratch, whole
 
 _forward = packer(_abi.nvte_norm_fwd_args_t, "zero_centered_gamma x gamma beta y mu rsigma eps reserved residual sum")
 _backward = packer(
@@ -73,7 +73,7 @@ def rmsnorm_fwd(
 
 def norm_bwd_workspace(device, hidden):
     """Bytes of workspace of the backward passes, for a Context or a device."""
-    return asked(lib.nvte_norm_bwd_workspace, handle_of(device), hidden)
+    return asked(lib.nvte_norm_bwd_workspace, handle_of(device), whole("hidden", hidden))
 
 
 def _gradient(space, name, wanted, parameter, cols, like):

@@ -3,7 +3,7 @@
 from .. import _abi
 from .._library import check, lib, packer
 from ..dtypes import float32
-from ._common import first_space, in_memory
+from ._common import first_space, in_memory, whole
 
 _angles = packer(
     _abi.nvte_rope_angles_t,
@@ -43,7 +43,7 @@ def rope_table(rows, rotary_dim, base=10000.0, *, start=0, like=None):
     else:
         cos, sin = (space.torch.empty(shape, dtype=space.torch.float32) for _ in range(2))
         at = [cos.data_ptr(), sin.data_ptr()]
-    check(lib.nvte_rope_table(start, rows, rotary_dim, base, *at))
+    check(lib.nvte_rope_table(whole("start", start), rows, rotary_dim, base, *at))
     return (cos, sin) if space is None or space.framework == "numpy" else (cos.to(space.where), sin.to(space.where))
 
 
