@@ -42,7 +42,7 @@ def _format(value):
 
 
 def _whole(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and float(value).is_integer()
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value // 1 == value
 
 
 def _margin(value):
