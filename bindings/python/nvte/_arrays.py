@@ -195,6 +195,12 @@ class Space:
             raise ValueError(f"{name} is {found}, and the first array {self}")
         return x
 
+    def given(self, name, x):
+        """`x`, without which there is no call, is of this space."""
+        if x is None:
+            raise TypeError(f"{name} is None")
+        return self.require(name, x)
+
     def __repr__(self):
         return f"{self.framework} on {self.device}"
 

@@ -51,6 +51,17 @@ def test_errors_of_the_arrays(fw):
         nvte.Fp8Tensor()
     with pytest.raises(TypeError, match="must be an FP8 type"):
         nvte.Fp8Tensor(x)
+    table = fw.array(np.ones((4, 3), np.float32))
+    for name, call in (
+        ("dy", lambda: nvte.ops.softmax_bwd(None, x)),
+        ("dy", lambda: nvte.ops.activation_bwd(None, x, "gelu")),
+        ("target", lambda: nvte.ops.cross_entropy(x, None)),
+        ("gradients", lambda: nvte.ops.grad_norm([x, None])),
+        ("tensors", lambda: nvte.ops.multi_cast_to_fp8([x, None])),
+        ("sin", lambda: nvte.ops.rope_fwd(fw.array(np.ones((4, 1, 1, 6), np.float32)), table, None)),
+    ):
+        with pytest.raises(TypeError, match=f"{name} is None"):
+            call()
 
 
 def test_arrays_of_two_kinds():
@@ -59,6 +70,8 @@ def test_arrays_of_two_kinds():
     x = np.ones((4, 6), np.float32)
     with pytest.raises(ValueError, match="torch on cpu"):
         nvte.ops.cast_to_fp8(x, scale=torch.ones(1))
+    with pytest.raises(ValueError, match="tensors is torch on cpu"):
+        nvte.ops.multi_cast_to_fp8([x, torch.ones(4, 6)])
     if BACKEND == "cuda":
         with pytest.raises(ValueError, match="torch on cuda:0"):
             nvte.ops.cast_to_fp8(torch.ones(4, 6), scale=torch.ones(1, device="cuda"))

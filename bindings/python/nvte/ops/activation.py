@@ -63,7 +63,7 @@ def activation_bwd(
     """
     number, space = _number(kind), first_space(x)
     source, rows, cols = space.high("x", x)
-    gradient, _, hidden = space.high("dy", space.require("dy", dy))
+    gradient, _, hidden = space.high("dy", space.given("dy", dy))
     dx, target = any_output(
         space, x.shape, rows, cols, x, dtype, out=out, scale=scale, amax=amax, rowwise=rowwise, transpose=transpose
     )

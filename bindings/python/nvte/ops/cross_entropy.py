@@ -41,7 +41,7 @@ def _reduction(name):
 
 def _targets(space, target, tokens):
     """(number of the type, address) of targets."""
-    space.require("target", target)
+    space.given("target", target)
     shape, strides, address, size = space.bytes_of("target", target)
     if size not in (4, 8) or "int" not in str(target.dtype) or "uint" in str(target.dtype):
         raise TypeError(f"target: must be of 64-bit or 32-bit integers, and is {target.dtype}")

@@ -35,7 +35,7 @@ def _product(
             dtype = bfloat16
     else:
         left, rows, cols = space.high("a", a)
-        right, rows_b, cols_b = space.high("b", space.require("b", b))
+        right, rows_b, cols_b = space.high("b", space.given("b", b))
     m, n = cols if transpose_a else rows, cols_b if transpose_b else rows_b
     if query and out is None:
         kind = as_dtype(a.dtype if dtype is None else dtype)

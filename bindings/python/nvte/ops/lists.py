@@ -34,7 +34,7 @@ class TensorList:
         if len(gradients) and not isinstance(gradients[0], int):
             arrays, space = list(gradients), self.space
             for g, (dtype, length) in zip(arrays, self.kinds or ()):
-                count, dense = space.layout(space.require("gradients", g))
+                count, dense = space.layout(space.given("gradients", g))
                 if self.arrays is None:
                     # A list of gradients alone is one that grad_scale writes.
                     space.writable("gradients", g)
@@ -59,7 +59,7 @@ class TensorList:
 
 def stretch(space, name, x, kinds="float32, float16 or bfloat16", numbers=(0, 1, 2)):
     """An array without gaps as a C tensor, and its shape as a matrix."""
-    space.require(name, x)
+    space.given(name, x)
     number, address, rows, cols, ld = space.matrix(name, x)
     if number not in numbers:
         raise TypeError(f"{name}: must be {kinds}, and is {x.dtype}")

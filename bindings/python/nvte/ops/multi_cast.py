@@ -22,7 +22,7 @@ def _packed(inputs, outputs):
         if q.scale_inv is None:
             raise ValueError("outputs: an Fp8Tensor without scale_inv: codes without it would have no meaning")
         targets.append(pack_fp8(space, "outputs", q, True, q.scale, q.amax)[0])
-    kept, at = pointers(([space.high("inputs", space.require("inputs", x))[0] for x in inputs], targets))
+    kept, at = pointers(([space.high("inputs", space.given("inputs", x))[0] for x in inputs], targets))
     return space, kept, at, len(inputs)
 
 
@@ -63,7 +63,7 @@ def multi_cast_to_fp8(
         space = first_space(tensors[0])
         made = []
         for x in tensors:
-            _, rows, cols = space.high("tensors", x)
+            _, rows, cols = space.high("tensors", space.given("tensors", x))
             q, _ = fp8_output(
                 space, "out", x.shape, rows, cols, dtype, out=None, scale=None, amax=None, rowwise=rowwise, transpose=transpose,
                 own_slots=current,

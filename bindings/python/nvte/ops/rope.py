@@ -56,7 +56,7 @@ def _order_of(layout):
 
 def _heads(space, name, x, layout):
     """(type number, address, (seq, batch, heads, head_dim), their strides but the last) of a tensor."""
-    number, address, shape, strides = space.strided(name, space.require(name, x))
+    number, address, shape, strides = space.strided(name, space.given(name, x))
     if number > 2 or number < 0:
         raise TypeError(f"{name}: must be float32, float16 or bfloat16, and is {x.dtype}")
     s, b, h = _order_of(layout)
@@ -70,7 +70,7 @@ def _heads(space, name, x, layout):
 
 def _tokens(space, name, x, layout, heads):
     """The same for a packed row, whose last dimension holds `heads` heads."""
-    number, address, shape, strides = space.strided(name, space.require(name, x))
+    number, address, shape, strides = space.strided(name, space.given(name, x))
     s, b, _ = _order_of(layout)
     dims = 2 if b is None else 3
     if layout == "bhsd" or len(shape) != dims:
@@ -88,7 +88,7 @@ def _tables(space, cos, sin, layout, seq, batch, interleaved, start, positions, 
     """The C struct of the angles."""
     tables = []
     for name, t in (("cos", cos), ("sin", sin)):
-        number, address, shape, strides = space.strided(name, space.require(name, t))
+        number, address, shape, strides = space.strided(name, space.given(name, t))
         if number != float32.number or len(shape) != 2 or (shape[1] > 1 and strides[1] != 1):
             raise TypeError(f"{name}: must be float32 [positions, rotary_dim / 2], its rows without gaps, and is {t.dtype} {tuple(shape)}")
         tables.append((address, tuple(shape), max(strides[0], shape[1]) if shape[0] < 2 else strides[0]))

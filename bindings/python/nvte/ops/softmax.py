@@ -28,7 +28,7 @@ def mask_strides(space, mask, shape):
         raise ValueError(f"mask: the shape {tuple(own)} is not broadcast to {tuple(shape)}")
     own = (1,) * (n - len(own)) + tuple(own)
     strides = [0] * (n - len(strides)) + [0 if m == 1 else s for m, s in zip(own[n - len(strides) :], strides)]
-    if shape[-1] > 1 and (own[-1] == 1 or strides[-1] != 1):
+    if n and shape[-1] > 1 and (own[-1] == 1 or strides[-1] != 1):
         raise ValueError("mask: the bytes of a row must lie side by side: make it contiguous, expanded along the keys")
     if any(s < 0 for s in strides):
         raise ValueError("mask: strides must not be negative: make it contiguous")
@@ -80,7 +80,7 @@ def softmax_bwd(dy, y, *, scale=1.0, causal=False, offset=0, dx=None, stream=Non
     """
     space = first_space(y)
     source, _, _ = space.high("y", y)
-    gradient, _, _ = space.high("dy", space.require("dy", dy))
+    gradient, _, _ = space.high("dy", space.given("dy", dy))
     dx = _result(space, "dx", dx, y)
     target, _, _ = space.high("dx", dx)
     held, (a, b, c) = in_memory(gradient, source, target)
