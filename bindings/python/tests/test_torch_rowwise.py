@@ -1,5 +1,6 @@
 """nvte.torch.cross_entropy and softmax against PyTorch's own in float64."""
 
+import itertools
 import subprocess
 import sys
 
@@ -136,6 +137,15 @@ def test_softmax(seed, dtype):  # noqa: F811
         y.backward(up)
         want.backward(up.double())
         assert distance(leaf.grad, x.grad.nan_to_num(0)) < TOLERANCE[dtype]
+
+
+def test_masks_of_more_batch_dimensions(seed):  # noqa: F811
+    x = torch.randn(2, 3, 2, 4, 6, device=DEVICE)
+    for sizes in itertools.product(*((1, n) for n in x.shape)):
+        mask = torch.rand(sizes, device=DEVICE) < 0.3
+        for given in (mask, mask.expand(2, *sizes[1:]), mask.transpose(0, 1).contiguous().transpose(0, 1), mask[0]):
+            want = torch.softmax(x.double().masked_fill(given, -torch.inf), -1).nan_to_num(0)
+            assert (te.softmax(x, mask=given) - want).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

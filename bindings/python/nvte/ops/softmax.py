@@ -40,7 +40,7 @@ def mask_strides(space, mask, shape):
         step = 1
         for s, t in reversed(outer):
             if t != batch * step:
-                raise ValueError(f"mask: the shape {tuple(own)} cannot be seen as one batch dimension: make it contiguous")
+                raise ValueError(f"mask: the shape {tuple(own)} cannot be seen as one batch dimension: make it contiguous, expanded along all of them")
             step *= s
     return address, batch, strides[-3] if n > 2 else 0, strides[-2] if n > 1 else 0
 

@@ -144,6 +144,9 @@ def softmax(x, scale=1.0, mask=None, causal=False, offset=0):
             mask = mask.expand((*mask.shape[:-1], x.shape[-1])).contiguous()
         elif mask.dim() and mask.stride(-1) != 1 and mask.shape[-1] > 1:
             mask = mask.contiguous()
+        if x.dim() > 4 and any(n != 1 for n in mask.shape[:-3]):
+            # What comes before the heads is one dimension for the library.
+            mask = mask.expand((*x.shape[:-3], *mask.shape[-3:])).contiguous()
     if _is_compiling():
         return torch.ops.nvte.softmax(x, mask, scale, causal, offset)
     return _Softmax.apply(x, mask, float(scale), bool(causal), int(offset))
