@@ -19,7 +19,6 @@ mod linear;
 mod list;
 mod multi_cast;
 mod norm;
-mod norm_any;
 mod nvrtc;
 mod rope;
 mod scaling;

@@ -1,60 +1,29 @@
-//! LayerNorm and RMSNorm on CUDA: which of the kernels of `kernels/norm_fwd.cu`, `norm_fwd_row.cu`, `norm_fwd_any.cu`, `norm_bwd.cu`
-//! and `norm_bwd_any.cu` runs, and how.
+//! The backward pass: `kernels/norm_bwd.cu`, and for other rows those of `any.rs`.
 
 use super::{
-    dequantize::{load_transpose, transpose},
-    jit::kernel_spec,
-    launch::{arguments, blocks, Launch, Queue},
-    norm_any::{slabs, Any, AnyArgs, AnyForward, AnyRows, Ring, RingSpec, STRIP},
-    sources::SourceFile,
-    testing::Variant,
-    CudaBackend,
+    aligned,
+    any::{slabs, Any, AnyArgs, AnyRows, STRIP},
+    max_smem, parameter, vector, HIGH, MAX_GRID_X,
 };
 use crate::{
+    backend::cuda::{
+        jit::kernel_spec,
+        launch::{arguments, blocks, Launch, Queue},
+        sources::SourceFile,
+        testing::Variant,
+        CudaBackend,
+    },
     context::Stream,
     error::Result,
-    ops::{
-        dequantize::TransposeArgs,
-        norm::{Norm, NormBwdArgs, NormFwdArgs},
-    },
-    tensor::{DType, Ptr, TensorView},
+    ops::norm::{Norm, NormBwdArgs},
+    tensor::{DType, Ptr},
 };
 
-const HIGH: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
-
-const MAX_GRID_X: u64 = 0x7FFF_FFFF;
-
-/// Elements of a 16-byte vector.
-pub(super) fn vector(dtype: DType) -> u64 {
-    16 / dtype.size() as u64
-}
-
-/// Rows begin at multiples of `bytes`.
-fn aligned(t: &TensorView, bytes: u64) -> bool {
-    t.data.0 % bytes == 0 && (t.rows <= 1 || (t.ld as u64 * t.dtype.size() as u64) % bytes == 0)
-}
-
-/// A parameter that may be null: its address and the number of its type.
-fn parameter(p: &Option<TensorView>) -> (Ptr, i32) {
-    p.map_or((Ptr::NULL, 0), |t| (t.data, t.dtype as i32))
-}
-
-/// Every module of this family.
+/// Every module of the backward pass.
 pub(super) fn variants() -> Vec<Variant> {
-    let mut all = vec![Variant::of(&Any::Dx)];
+    let mut all = Vec::new();
     for dtype in HIGH {
-        all.push(Variant::of(&ForwardSpec { kernel: Forward::Add, x: dtype, norm: Norm::Layer }));
         for norm in [Norm::Layer, Norm::Rms] {
-            for fp8 in [false, true] {
-                for octets in ROW_OCTETS.into_iter().filter(|o| row_octets_serve(*o, dtype, norm, fp8)) {
-                    all.push(Variant::of(&RowSpec { x: dtype, norm, fp8, octets }));
-                }
-            }
-            all.push(Variant::of(&ForwardSpec { kernel: Forward::Transposed, x: dtype, norm }));
-            all.push(Variant::of(&AnyForward { vectors: true, x: dtype, norm, smem: 0 }));
-            if Ring::serves(dtype) {
-                all.push(Variant::of(&RingSpec { x: dtype, norm, smem: 0 }).on(90, 999));
-            }
             for octets in BACKWARD_OCTETS {
                 all.push(Variant::of(&BackwardSpec { dtype, norm, octets, cluster: false, smem: 0 }));
             }
@@ -63,8 +32,6 @@ pub(super) fn variants() -> Vec<Variant> {
     }
     all
 }
-
-// ---------------------------------------------------------------- rings of rows
 
 /// Shared memory of a kernel with a ring of rows, per thread: of each stage of the ring; of each group once the ring is done with;
 /// of one group, for all.
@@ -114,243 +81,6 @@ impl RowPlan {
         launch
     }
 }
-
-/// What the driver and static arrays take of a block's shared memory is less than 1 KiB.
-fn max_smem(queue: &Queue<'_>) -> u32 {
-    queue.backend.max_shared_memory.saturating_sub(1024)
-}
-
-// ---------------------------------------------------------------- forward
-
-/// `norm_fwd_row`: columns of a thread in eights, with the most threads each leaves registers for; rows of a block where one warp has a row.
-const ROW_OCTETS: [u64; 3] = [4, 5, 8];
-const ROW_THREADS: [u64; 3] = [1024, 896, 512];
-/// Rows beyond this are shared out in eight octets a thread, where that is faster.
-const LONG_ROW: u64 = 5120;
-const ROWS_PER_BLOCK: u64 = 4;
-
-/// The kernels of `norm_fwd.cu`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Forward {
-    Transposed,
-    Add,
-}
-
-#[derive(Clone, Copy)]
-struct ForwardSpec {
-    kernel: Forward,
-    x: DType,
-    norm: Norm,
-}
-
-kernel_spec!(
-    ForwardSpec: NormFwd, s => match s.kernel {
-        Forward::Transposed => "norm_fwd_transposed",
-        Forward::Add => "norm_fwd_add",
-    },
-    "X" = s.x, "RMS" = s.norm, "KERNEL" = s.kernel
-);
-
-/// `norm_fwd_row`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct RowSpec {
-    x: DType,
-    norm: Norm,
-    /// Whether y is FP8.
-    fp8: bool,
-    octets: u64,
-}
-
-kernel_spec!(RowSpec: NormFwdRow, s => "norm_fwd_row", "X" = s.x, "RMS" = s.norm, "FP8" = s.fp8, "OCTETS" = s.octets);
-
-/// `Args` of `norm_fwd.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ForwardArgs {
-    x: Ptr,
-    ldx: i64,
-    residual: Ptr,
-    ld_residual: i64,
-    sum: Ptr,
-    ld_sum: i64,
-    gamma: Ptr,
-    beta: Ptr,
-    y: Ptr,
-    ldy: i64,
-    yt: Ptr,
-    ldyt: i64,
-    mu: Ptr,
-    rsigma: Ptr,
-    scale: Ptr,
-    scale_inv: Ptr,
-    amax: Ptr,
-    rows: i64,
-    hidden: i64,
-    eps: f32,
-    inv_n: f32,
-    gamma_dt: i32,
-    beta_dt: i32,
-    y_dt: i32,
-    zero_centered: i32,
-    warps: i32,
-    slots: i32,
-    kept: i32,
-    again: i32,
-}
-
-/// Whether x can be read, and everything else read and written, a vector of x at a time.
-fn forward_vectors(a: &NormFwdArgs) -> (bool, bool) {
-    let n = vector(a.x.dtype);
-    let x = a.x.cols as u64 % n == 0 && aligned(&a.x, 16);
-    let unit = |d: DType| (n * d.size() as u64).min(16);
-    let parameter = |p: &Option<TensorView>| p.is_none_or(|t| t.data.0 % unit(t.dtype) == 0);
-    let stream = [&a.residual, &a.sum].into_iter().flatten().all(|t| aligned(t, 16));
-    (x, x && stream && aligned(&a.y, unit(a.y.dtype)) && parameter(&a.gamma) && parameter(&a.beta))
-}
-
-/// Whether there is a `norm_fwd_row` of this kind. Four octets serve all; the fifth is worth its registers where they hold 16 bits each;
-/// eight are unpacked once for each pass, which pays with bf16, and where memory alone is not the limit.
-fn row_octets_serve(octets: u64, x: DType, norm: Norm, fp8: bool) -> bool {
-    match octets {
-        4 => true,
-        5 => x != DType::F32,
-        _ => x == DType::Bf16 && (fp8 || norm == Norm::Layer),
-    }
-}
-
-/// How `norm_fwd_row` runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct RowForward {
-    octets: u64,
-    /// Of a row, and vectors of a thread in it.
-    warps: u32,
-    slots: u32,
-    grid: u32,
-}
-
-impl RowForward {
-    /// Nothing where a row is too long for the threads' registers, or where there are too many for a launch.
-    fn new(dtype: DType, norm: Norm, fp8: bool, rows: u64, cols: u64) -> Option<Self> {
-        let fits = |i: &usize| {
-            let octets = ROW_OCTETS[*i];
-            row_octets_serve(octets, dtype, norm, fp8)
-                && (octets < 8 || cols > LONG_ROW)
-                && cols.div_ceil(8 * octets).next_multiple_of(32) <= ROW_THREADS[*i]
-        };
-        // Long rows: the most octets. Else the fewest columns beyond the row, then the fewest warps.
-        let padded = |i: &usize| cols.next_multiple_of(32 * 8 * ROW_OCTETS[*i]);
-        let octets = ROW_OCTETS[if fits(&2) { 2 } else { [1, 0].into_iter().filter(fits).min_by_key(padded)? }];
-        let warps = cols.max(1).div_ceil(32 * 8 * octets);
-        let slots = (cols / vector(dtype)).div_ceil(32 * warps);
-        let per_block = if warps == 1 { ROWS_PER_BLOCK } else { 1 };
-        let grid = rows.div_ceil(per_block).max(1);
-        (grid <= MAX_GRID_X).then_some(Self { octets, warps: warps as u32, slots: slots as u32, grid: grid as u32 })
-    }
-
-    fn launch(&self) -> Launch {
-        Launch::new([self.grid, 1, 1], 32 * if self.warps == 1 { ROWS_PER_BLOCK as u32 } else { self.warps })
-    }
-}
-
-/// # Safety
-/// Arguments validated, pointers live.
-pub(super) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs, stream: Stream) -> Result<()> {
-    let queue = Queue::new(backend, stream)?;
-    let (x, y) = (&a.x, &a.y);
-    let ((gamma, gamma_dt), (beta, beta_dt)) = (parameter(&a.gamma), parameter(&a.beta));
-    let mut args = ForwardArgs {
-        x: x.data,
-        ldx: x.ld,
-        residual: a.residual.map_or(Ptr::NULL, |t| t.data),
-        ld_residual: a.residual.map_or(0, |t| t.ld),
-        sum: a.sum.map_or(Ptr::NULL, |t| t.data),
-        ld_sum: a.sum.map_or(0, |t| t.ld),
-        gamma,
-        beta,
-        y: y.data,
-        ldy: y.ld,
-        yt: Ptr::NULL,
-        ldyt: 0,
-        mu: a.mu,
-        rsigma: a.rsigma,
-        scale: y.scale,
-        scale_inv: y.scale_inv,
-        amax: y.amax,
-        // A tensor without elements still has its scale_inv written.
-        rows: if x.is_empty() { 0 } else { x.rows },
-        hidden: x.cols,
-        eps: a.eps,
-        inv_n: 1.0 / x.cols as f32,
-        gamma_dt,
-        beta_dt,
-        y_dt: y.dtype as i32,
-        zero_centered: i32::from(a.zero_centered_gamma),
-        warps: 0,
-        slots: 0,
-        kept: 0,
-        again: i32::from(!y.data_t.is_null()),
-    };
-    let (mut x_vectors, vectors) = forward_vectors(a);
-    let multiprocessors = queue.multiprocessors();
-    let transposed = !y.data_t.is_null() && !x.is_empty();
-    let (rows, cols) = (args.rows as u64, x.cols as u64);
-    if transposed && y.data.is_null() {
-        let spec = ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm };
-        if let Some(sum) = &a.sum {
-            // Nothing is enqueued unless all of it can be.
-            queue.load(&spec)?;
-            let launch = Launch::new([rows.clamp(1, MAX_GRID_X) as u32, 1, 1], cols.div_ceil(4).next_multiple_of(32).clamp(32, 512) as u32);
-            // SAFETY: `Args`, with pointers live by contract.
-            unsafe { queue.launch(&ForwardSpec { kernel: Forward::Add, x: x.dtype, norm: Norm::Layer }, &launch, arguments![args])? };
-            (args.x, args.ldx, args.residual) = (sum.data, sum.ld, Ptr::NULL);
-            x_vectors = cols % vector(x.dtype) == 0 && aligned(sum, 16);
-        }
-        (args.yt, args.ldyt, args.warps) = (y.data_t, y.ld_t, i32::from(x_vectors));
-        let tiles = blocks((x.rows as u64).div_ceil(64), MAX_GRID_X, "tiles of rows")?;
-        // Shares of the columns, until every multiprocessor has two blocks; each share finds the statistics of its rows anew.
-        let shares = (u64::from(multiprocessors) * 2 / u64::from(tiles)).clamp(1, (x.cols as u64).div_ceil(64).min(64));
-        // SAFETY: as above.
-        return unsafe { queue.launch(&spec, &Launch::new([tiles, shares as u32, 1], 256), arguments![args]) };
-    }
-    if transposed {
-        // Nothing is enqueued unless all of it can be.
-        load_transpose(&queue)?;
-    }
-    if let Some(p) = RowForward::new(x.dtype, norm, y.dtype.is_fp8(), rows, cols).filter(|_| vectors) {
-        (args.warps, args.slots) = (p.warps as i32, p.slots as i32);
-        let spec = RowSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), octets: p.octets };
-        // SAFETY: as above.
-        unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
-    } else {
-        let max_smem = max_smem(&queue);
-        let clusters = vectors && a.residual.is_none() && queue.backend.capability.arch >= 90;
-        let smem = max_smem.saturating_sub(Ring::SMEM_LESS);
-        if let Some(p) = clusters.then(|| Ring::new(x.dtype, norm, cols, smem)).flatten() {
-            (args.warps, args.slots, args.kept) = (p.warps as i32, p.slots as i32, Ring::STAGES as i32);
-            let spec = RingSpec { x: x.dtype, norm, smem };
-            let (mut launch, wanted) = p.launch(rows);
-            launch.grid[0] *= wanted.min(queue.clusters(&spec, &launch)?);
-            // SAFETY: as above.
-            unsafe { queue.launch(&spec, &launch, arguments![args])? };
-        } else {
-            let (p, kept) = AnyRows::forward(vectors, x.dtype, rows, cols, multiprocessors, max_smem);
-            (args.warps, args.slots, args.kept) = (p.warps as i32, p.slots as i32, kept as i32);
-            let spec = AnyForward { vectors, x: x.dtype, norm, smem: max_smem };
-            // SAFETY: as above.
-            unsafe { queue.launch(&spec, &p.launch(kept), arguments![args])? };
-        }
-    }
-    if !transposed {
-        return Ok(());
-    }
-    // The second layout is a transpose of codes that are still in L2, in part or whole: cheaper than a second look at x, and the same codes.
-    let codes = TensorView { data_t: Ptr::NULL, scale_inv: Ptr::NULL, ..*y };
-    let args = TransposeArgs { input: codes, output: TensorView { data: Ptr::NULL, scale_inv: Ptr::NULL, ..*y } };
-    // SAFETY: as above; stream order puts it behind the codes.
-    unsafe { transpose(backend, &args, true, stream) }
-}
-
-// ---------------------------------------------------------------- backward
 
 /// Columns of a thread of `norm_bwd_row`, in eights.
 const BACKWARD_OCTETS: [u64; 3] = [2, 3, 4];
@@ -431,7 +161,7 @@ fn cluster_plan(dtype: DType, tensors: u64, rows: u64, cols: u64, multiprocessor
 
 /// # Safety
 /// Arguments validated, pointers live.
-pub(super) unsafe fn norm_bwd(backend: &CudaBackend, norm: Norm, a: &NormBwdArgs, stream: Stream) -> Result<()> {
+pub(in crate::backend::cuda) unsafe fn norm_bwd(backend: &CudaBackend, norm: Norm, a: &NormBwdArgs, stream: Stream) -> Result<()> {
     let queue = Queue::new(backend, stream)?;
     let (rows, cols) = (a.x.rows as u64, a.x.cols as u64);
     if cols == 0 {
@@ -585,17 +315,6 @@ mod tests {
                         assert!(p.smem <= max_smem && (2..=4).contains(&p.stages) && p.grid * blocks <= 132 && p.grid > 0);
                         let size = dtype.size() as u32;
                         assert!(p.smem as u64 >= share * 4 + u64::from(p.stages * p.groups * tensors as u32 * size) * share, "{p:?}");
-                    }
-                    for (norm, fp8) in [Norm::Layer, Norm::Rms].into_iter().flat_map(|n| [(n, false), (n, true)]) {
-                        let Some(p) = RowForward::new(dtype, norm, fp8, rows, cols) else {
-                            assert!(cols >= 32_768 || rows > 1 << 31, "{cols} columns of {} have no plan", dtype.name());
-                            continue;
-                        };
-                        let (warps, slots, n) = (u64::from(p.warps), u64::from(p.slots), vector(dtype));
-                        assert!(warps * 32 * slots * n >= cols && (warps - 1) * 32 * slots * n < cols, "{p:?} for {cols}");
-                        let most = ROW_THREADS[ROW_OCTETS.into_iter().position(|o| o == p.octets).unwrap()];
-                        assert!(slots * n <= p.octets * 8 && u64::from(p.launch().block) <= most);
-                        assert!(u64::from(p.grid) * if warps == 1 { ROWS_PER_BLOCK } else { 1 } >= rows);
                     }
                 }
             }

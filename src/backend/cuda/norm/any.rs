@@ -1,11 +1,26 @@
 //! Norms of rows that are long, or not aligned for vectors: `kernels/norm_fwd_any.cu`, `norm_fwd_ring.cu` and `norm_bwd_any.cu`, and how
 //! they run.
 
-use super::{jit::kernel_spec, launch::Launch, norm::vector, sources::SourceFile};
+use super::{vector, HIGH};
 use crate::{
+    backend::cuda::{jit::kernel_spec, launch::Launch, sources::SourceFile, testing::Variant},
     ops::norm::Norm,
     tensor::{DType, Ptr},
 };
+
+/// Every module of these kernels.
+pub(super) fn variants() -> Vec<Variant> {
+    let mut all = vec![Variant::of(&Any::Dx)];
+    for x in HIGH {
+        for norm in [Norm::Layer, Norm::Rms] {
+            all.push(Variant::of(&AnyForward { vectors: true, x, norm, smem: 0 }));
+            if Ring::serves(x) {
+                all.push(Variant::of(&RingSpec { x, norm, smem: 0 }).on(90, 999));
+            }
+        }
+    }
+    all
+}
 
 /// `norm_fwd_wide`, which needs vectors, and `norm_fwd_any`.
 #[derive(Clone, Copy)]
