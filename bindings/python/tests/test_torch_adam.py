@@ -224,6 +224,24 @@ def test_clip_grad_norm(seed):  # noqa: F811
     assert torch.equal(te.clip_grad_norm_(ours, 1.0, 1.0), torch.nn.utils.clip_grad_norm_(theirs, 1.0, 1.0))
 
 
+def test_replaced_state(seed):  # noqa: F811
+    ours, theirs = twins()
+    a, b = te.FusedAdam(ours, lr=0.01), torch.optim.AdamW(theirs, lr=0.01, weight_decay=0)
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        for _ in range(2):
+            gradients(ours, theirs)
+            a.step()
+            b.step()
+        for o, p in ((a, ours[1]), (b, theirs[1])):
+            o.state[p][name] = torch.zeros_like(o.state[p][name])
+        gradients(ours, theirs)
+        a.step()
+        b.step()
+        assert_near(ours, theirs)
+        assert float(a.state[ours[1]]["step"]) == float(b.state[theirs[1]]["step"])
+        assert apart(a.state[ours[1]]["exp_avg_sq"], b.state[theirs[1]]["exp_avg_sq"]) < 1e-5
+
+
 def test_clipping_in_threads(seed):  # noqa: F811
     # Models of equal shapes: no thread may see the gradients of another.
     wrong = []

@@ -194,7 +194,7 @@ class FusedAdam(torch.optim.Optimizer):
             plans is None
             or plans[0] != [p.data_ptr() for p in live]
             or plans[1] != kinds
-            or any(state[p].get("exp_avg") is not m for p, m in zip(live, plans[2]))
+            or _replaced(state, live, plans[2])
             or capturing(live[0].get_device())
         ):
             plans = self._plan(live, gradients, kinds)
@@ -223,7 +223,7 @@ class FusedAdam(torch.optim.Optimizer):
             )  # fmt: skip
 
     def _plan(self, live, gradients, kinds):
-        """(addresses of the weights, kinds of gradients, first moments, [(plan, which of them or None for all)])."""
+        """(addresses of the weights, kinds of gradients, moments and steps, [(plan, which of them or None for all)])."""
         steps, buckets = {}, {}
         for i, (p, g) in enumerate(zip(live, gradients)):
             if g.is_sparse:
@@ -242,7 +242,8 @@ class FusedAdam(torch.optim.Optimizer):
                 for i in where:
                     self.state[live[i]]["step"] = step
             made.append((self._list([live[i] for i in where], [gradients[i] for i in where], step), None if len(buckets) == 1 else where))
-        return [p.data_ptr() for p in live], kinds, [self.state[p]["exp_avg"] for p in live], made
+        held = [(s["exp_avg"], s["exp_avg_sq"], s["step"]) for s in (self.state[p] for p in live)]
+        return [p.data_ptr() for p in live], kinds, held, made
 
     def _list(self, parameters, gradients, step):
         states = [self.state[p] for p in parameters]
@@ -265,6 +266,15 @@ class FusedAdam(torch.optim.Optimizer):
         # Gradients go with zero_grad.
         plan.tensors.gradients = None
         return plan
+
+
+def _replaced(state, parameters, held):
+    """Whether a parameter's moments or step are other tensors than those of a plan: others may write to the state."""
+    for p, (m, v, step) in zip(parameters, held):
+        s = state[p]
+        if s.get("exp_avg") is not m or s.get("exp_avg_sq") is not v or s.get("step") is not step:
+            return True
+    return False
 
 
 def _as_laid_out(g, p):
