@@ -128,6 +128,11 @@ def test_context_parallel():
         parts = whole.chunk(2 * size)
         want = torch.cat((parts[rank], parts[2 * size - 1 - rank]))
         assert_same([te.apply_rotary_pos_emb(mine, freqs, cp_size=size, cp_rank=rank)], [want])
+    with pytest.raises(ValueError, match="cp_rank = 2"):
+        te.apply_rotary_pos_emb(mine, freqs, cp_size=size, cp_rank=size)
+    # Positions of the last chunk lie behind the table.
+    with pytest.raises(ValueError, match=f"the sequence has {x.shape[0]} tokens"):
+        te.apply_rotary_pos_emb(mine, freqs[: x.shape[0] - 1], cp_size=size, cp_rank=0)
 
 
 def test_embedding():

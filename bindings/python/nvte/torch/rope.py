@@ -174,14 +174,16 @@ def _int32(t):
     return t if t is None or t.dtype is torch.int32 else t.to(torch.int32)
 
 
-def _sequence(shape, tensor_format, cu_seqlens, rows, start_positions):
+def _sequence(shape, tensor_format, cu_seqlens, rows, start_positions, cp_size, cp_rank):
     if tensor_format not in ("sbhd", "bshd", "thd"):
         raise ValueError(f"tensor_format = {tensor_format!r}: must be 'sbhd', 'bshd' or 'thd'")
     if (tensor_format == "thd") != (cu_seqlens is not None):
         raise ValueError("cu_seqlens is needed for thd, and only there")
+    if not 0 <= cp_rank < cp_size:
+        raise ValueError(f"cp_rank = {cp_rank}: must be from 0 to below cp_size = {cp_size}")
     seq = shape[1 if tensor_format == "bshd" else 0]
-    if tensor_format != "thd" and start_positions is None and seq > rows:
-        raise ValueError(f"freqs holds {rows} positions, and the sequence has {seq} tokens")
+    if tensor_format != "thd" and start_positions is None and seq * cp_size > rows:
+        raise ValueError(f"freqs holds {rows} positions, and the sequence has {seq * cp_size} tokens")
     return seq
 
 
@@ -195,7 +197,7 @@ def apply_rotary_pos_emb(
     added to its positions. interleaved: pairs are neighbours. fused changes nothing: there is one implementation. cu_seqlens: 32-bit
     integers [sequences + 1] for thd; tokens of no sequence are left as they are. cp_size, cp_rank: `t` holds two of 2 * cp_size chunks.
     """
-    seq = _sequence(t.shape, tensor_format, cu_seqlens, freqs.shape[0], start_positions)
+    seq = _sequence(t.shape, tensor_format, cu_seqlens, freqs.shape[0], start_positions, cp_size, cp_rank)
     cos, sin = _tables(freqs, interleaved)
     positions = _positions(seq, cp_size, cp_rank, tensor_format, t.device)
     return _rotate(t, cos, sin, positions, _int32(start_positions), _int32(cu_seqlens), tensor_format, interleaved, 0, False)
@@ -233,7 +235,7 @@ def fused_qkv_rope(
     heads that share it, it, and its value head) or "concatenated" (queries, keys, values). Otherwise as apply_rotary_pos_emb. Returns
     q [..., q_heads, d], k and v [..., kv_heads, d], each without gaps.
     """
-    seq = _sequence(qkv.shape, tensor_format, cu_seqlens, freqs.shape[0], start_positions)
+    seq = _sequence(qkv.shape, tensor_format, cu_seqlens, freqs.shape[0], start_positions, cp_size, cp_rank)
     cos, sin = _tables(freqs, interleaved)
     positions = _positions(seq, cp_size, cp_rank, tensor_format, qkv.device)
     starts, cu_seqlens = _int32(start_positions), _int32(cu_seqlens)
