@@ -322,3 +322,13 @@ def test_parameters_taken_away_and_brought_back_are_not_replaced():
         assert not layer._due
     layer.weight = torch.nn.Parameter(whole.clone())
     assert layer._due
+
+
+@pytest.mark.parametrize("kind", [te.LayerNorm, te.RMSNorm])
+@pytest.mark.parametrize("size", [0, 8, 32])
+def test_norms_refuse_parameters_of_another_size(kind, size):
+    norm, x = kind(16, device=DEVICE), torch.randn(3, 16, device=DEVICE)
+    norm(x)
+    norm.weight.data = torch.ones(size, device=DEVICE)
+    with pytest.raises(ValueError, match=f"weight, bias: .* has {size} elements, and must have the 16"):
+        norm(x)

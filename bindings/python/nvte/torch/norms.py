@@ -60,6 +60,15 @@ def _type(t):
     return None if t is None else t.dtype
 
 
+def _parameter(t, cols):
+    """A weight or bias as the library reads it; it knows only where one begins."""
+    if t is None:
+        return None
+    if t.numel() != cols:
+        raise ValueError(f"weight, bias: {tuple(t.shape)} has {t.numel()} elements, and must have the {cols} of what is normalised")
+    return t if t.is_contiguous() else t.contiguous()
+
+
 def _stream(index):
     return torch._C._cuda_getCurrentRawStream(index) if index >= 0 else 0
 
@@ -69,7 +78,7 @@ def norm_forward(x, gamma, beta, eps, zero_centered, rms, dtype, stats, residual
     RMSNorm) and one of 1 / deviations."""
     cols, index = x.shape[-1], x.get_device()
     x2, rows, ld = rows_of(x, cols)
-    gamma, beta = _vector(gamma), _vector(beta)
+    gamma, beta = _parameter(gamma, cols), _parameter(beta, cols)
     y = x.new_empty(x.shape, dtype=dtype)
     mu = rsigma = kept = None
     if stats:
