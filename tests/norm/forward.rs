@@ -1,0 +1,261 @@
+//! Forward passes.
+
+use super::*;
+
+pub struct Forward {
+    pub y: Vec<f64>,
+    /// Largest term of each element.
+    pub t: Vec<f64>,
+    pub mu: Vec<f64>,
+    pub rsigma: Vec<f64>,
+}
+
+pub fn formula(norm: Norm, x: &[f32], cols: usize, weight: &[f64], beta: Option<&[f32]>, eps: f32) -> Forward {
+    let mut out = Forward { y: Vec::new(), t: Vec::new(), mu: Vec::new(), rsigma: Vec::new() };
+    for row in x.chunks(cols.max(1)) {
+        let row: Vec<f64> = row.iter().map(|v| f64::from(*v)).collect();
+        let n = row.len() as f64;
+        let mean = if norm == Norm::Layer { row.iter().sum::<f64>() / n } else { 0.0 };
+        let variance = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n;
+        let rsigma = 1.0 / (variance + f64::from(eps)).sqrt();
+        // A mean is a sum too: where it all but vanishes, and an element with it, what its terms lost in rounding is still there.
+        let terms = if norm == Norm::Layer { row.iter().map(|v| v.abs()).sum::<f64>() / n / 16.0 } else { 0.0 };
+        for (i, v) in row.iter().enumerate() {
+            let b = beta.map_or(0.0, |b| f64::from(b[i]));
+            out.y.push((v - mean) * rsigma * weight[i] + b);
+            out.t.push((v.abs().max(mean.abs()).max(terms) * rsigma * weight[i].abs()).max(b.abs()));
+        }
+        out.mu.push(mean);
+        out.rsigma.push(rsigma);
+    }
+    out
+}
+
+pub unsafe fn call_forward(norm: Norm, ctx: &Context, args: &NormFwdArgs) -> nvte::Result<()> {
+    // SAFETY: forwarded contract.
+    unsafe {
+        match norm {
+            Norm::Layer => layernorm_fwd(ctx, args, Stream::NULL),
+            Norm::Rms => rmsnorm_fwd(ctx, args, Stream::NULL),
+        }
+    }
+}
+
+/// The outputs of one forward pass as raw codes: y, its transpose, mu, rsigma.
+pub type Codes = (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>);
+
+/// One forward pass on `values`, compared with the reference; returns what it wrote.
+pub fn check_forward(ctx: &Context, norm: Norm, xt: DType, yt: DType, rows: usize, cols: usize, values: &[f32], rng: &mut StdRng) -> Codes {
+    let aligned = rng.random_bool(0.5);
+    let (x, x_held) = matrix(ctx, xt, rows, cols, aligned, values, rng);
+    // With a residual, what is normalised is the sum as it is written: f32's sum, rounded once.
+    let more = normal(rng, rows * cols, 0.1, 0.5);
+    let residual = rng.random_bool(0.4).then(|| matrix(ctx, xt, rows, cols, aligned, &more, rng));
+    let sum = output(ctx, xt, rows, cols, aligned, rng);
+    let held: Vec<f32> = match &residual {
+        None => x_held.clone(),
+        Some((_, r)) => x_held.iter().zip(r).map(|(x, r)| oracle::to_bytes(xt, x + r).1).collect(),
+    };
+    let zero_centered_gamma = rng.random_bool(0.5);
+    let gamma = parameter(ctx, cols, aligned, if zero_centered_gamma { 0.0 } else { 1.0 }, rng);
+    let beta = if norm == Norm::Layer { parameter(ctx, cols, aligned, 0.0, rng) } else { None };
+    let eps = [0.0, 1e-6, 1e-5, 0.1][rng.random_range(if cols < 2 { 1..4 } else { 0..4 })];
+    let (row_wise, transposed) =
+        if yt.is_fp8() { [(true, false), (false, true), (true, true)][rng.random_range(0..3)] } else { (true, false) };
+    let (y, y_t) = (output(ctx, yt, rows, cols, aligned, rng), output(ctx, yt, cols, rows, aligned, rng));
+    let with_stats = rng.random_bool(0.7);
+    let (mu, rsigma) = (output(ctx, DType::F32, 1, rows, false, rng), output(ctx, DType::F32, 1, rows, false, rng));
+    let (factor, before) = (rng.random_range(0.01f32..100.0), rng.random_range(0.0f32..4.0));
+    let (scale, inv, amax) = (SlotF32::new(ctx, factor), SlotF32::poisoned(ctx), SlotF32::new(ctx, before));
+    let mut view = y.view();
+    if yt.is_fp8() {
+        view = view.with_scaling(scale.ptr(), inv.ptr(), amax.ptr());
+    }
+    if transposed {
+        view = view.with_transpose(y_t.ptr(), y_t.ld as i64);
+    }
+    if !row_wise {
+        view.data = Ptr::NULL;
+    }
+    let stat = |t: &Tensor, wanted: bool| if wanted && with_stats { t.ptr() } else { Ptr::NULL };
+    let args = NormFwdArgs {
+        x: x.view(),
+        residual: residual.as_ref().map(|r| r.0.view()),
+        sum: residual.as_ref().map(|_| sum.view()),
+        gamma: gamma.as_ref().map(|g| g.0.view()),
+        beta: beta.as_ref().map(|b| b.0.view()),
+        zero_centered_gamma,
+        eps,
+        y: view,
+        mu: stat(&mu, norm == Norm::Layer),
+        rsigma: stat(&rsigma, true),
+    };
+    // SAFETY: all tensors are live.
+    unsafe { call_forward(norm, ctx, &args) }.unwrap();
+    sync(ctx);
+
+    let types = format!("{} -> {}", xt.name(), yt.name());
+    let what = format!("{norm:?}Norm {types} [{rows}, {cols}] aligned {aligned} zero-centred {zero_centered_gamma} eps {eps}");
+    let what = format!("{what} residual {}", residual.is_some());
+    let weight = weights(&gamma, cols, zero_centered_gamma);
+    let want = formula(norm, &held, cols, &weight, beta.as_ref().map(|b| &b.1[..]), eps);
+    let at = |i: usize| (i % rows.max(1)) * cols + i / rows.max(1);
+    if yt.is_fp8() {
+        if row_wise {
+            assert_fp8_close(&what, yt, &y.codes(), &want.y, factor, &want.t);
+        }
+        if transposed {
+            let (v, t): (Vec<_>, Vec<_>) = (0..rows * cols).map(|i| (want.y[at(i)], want.t[at(i)])).unzip();
+            assert_fp8_close(&format!("{what} transposed"), yt, &y_t.codes(), &v, factor, &t);
+        }
+        if row_wise && transposed {
+            let (codes, codes_t) = (y.codes(), y_t.codes());
+            assert!((0..rows * cols).all(|i| codes_t[i] == codes[at(i)]), "{what}: the layouts hold different codes");
+        }
+        assert_eq!(inv.read().to_bits(), (1.0f32 / factor).to_bits(), "{what}: scale_inv");
+        assert_amax_close(&what, amax.read(), before, &want.y, &want.t);
+    } else {
+        assert_forward_close(&what, yt, &y.read(), &want.y, &want.t);
+    }
+    if with_stats && cols > 0 {
+        let largest = |r: usize| held[r * cols..(r + 1) * cols].iter().fold(0f64, |m, v| m.max(f64::from(v.abs())));
+        if norm == Norm::Layer {
+            assert_within(&format!("{what}: mu"), DType::F32, &mu.read(), &want.mu, |r| 1e-6 * largest(r) + 1e-30);
+        }
+        assert_within(&format!("{what}: rsigma"), DType::F32, &rsigma.read(), &want.rsigma, |r| 1e-5 * want.rsigma[r]);
+    }
+    // The sum is exact, inputs are as they were.
+    let number = |v: &f32| if v.is_nan() { f32::NAN.to_bits() } else { v.to_bits() };
+    if residual.is_some() {
+        assert!(sum.read().iter().map(number).eq(held.iter().map(number)), "{what}: sum");
+    }
+    let bits = |t: &Tensor| t.codes().into_iter().map(|c| oracle::from_code(t.dtype, c).to_bits()).collect::<Vec<_>>();
+    let same = |t: &Tensor, v: &[f32]| bits(t) == v.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    assert!(same(&x, &x_held), "{what}: x was written");
+    for (t, v) in gamma.iter().chain(&beta).chain(&residual) {
+        assert!(same(t, v), "{what}: a parameter was written");
+    }
+    (y.codes(), y_t.codes(), mu.codes(), rsigma.codes())
+}
+
+#[test]
+fn forward_equals_the_reference() {
+    let ctx = context();
+    let mut rng = rng("forward_equals_the_reference");
+    let shapes = [
+        (1, 1),
+        (6, 2),
+        (5, 3),
+        (4, 17),
+        (33, 64),
+        (130, 72),
+        (7, 128),
+        (9, 256),
+        (65, 1000),
+        (3, 1280),
+        (70, 2056),
+        (2, 4096),
+        (0, 5),
+        (5, 0),
+    ];
+    for norm in NORMS {
+        for xt in HIGH {
+            for yt in DType::ALL {
+                for (rows, cols) in shapes {
+                    let mean = rng.random_range(-3.0..3.0);
+                    let values = normal(&mut rng, rows * cols, mean, 2.0);
+                    check_forward(&ctx, norm, xt, yt, rows, cols, &values, &mut rng);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn forward_of_long_rows_equals_the_reference() {
+    let ctx = context();
+    let mut rng = rng("forward_of_long_rows_equals_the_reference");
+    for (rows, cols) in
+        [(3, 8192), (2, 12_288), (7, 18_433), (40, 18_440), (2, 28_680), (2, 65_536), (2, 65_537), (3, 100_000), (1, 99_999), (1, 250_001)]
+    {
+        for norm in NORMS {
+            for xt in HIGH {
+                let yt = DType::ALL[rng.random_range(0..5)];
+                let values = normal(&mut rng, rows * cols, 0.5, 1.0);
+                check_forward(&ctx, norm, xt, yt, rows, cols, &values, &mut rng);
+            }
+        }
+    }
+}
+
+#[test]
+fn forward_of_many_rows_equals_the_reference() {
+    let ctx = context();
+    let mut rng = rng("forward_of_many_rows_equals_the_reference");
+    // More rows than a grid has blocks on any device.
+    for (rows, cols) in [(40_000, 8), (20_000, 33)] {
+        for norm in NORMS {
+            let (xt, yt) = (any(&mut rng), DType::ALL[rng.random_range(0..5)]);
+            let values = normal(&mut rng, rows * cols, 0.5, 1.0);
+            check_forward(&ctx, norm, xt, yt, rows, cols, &values, &mut rng);
+        }
+    }
+}
+
+#[test]
+fn layouts_of_many_rows_equal_the_reference() {
+    let ctx = context();
+    let mut rng = rng("layouts_of_many_rows_equal_the_reference");
+    // Tiles that rows and columns leave incomplete, rows of one warp and of several; which layouts, and whether they are aligned, is drawn.
+    for (rows, cols) in [(1203, 40), (1616, 264), (531, 1288), (77, 3080), (150, 4096)] {
+        for norm in NORMS {
+            for (xt, yt) in [(DType::Bf16, DType::E4m3), (DType::F16, DType::E5m2), (DType::Bf16, DType::E5m2)] {
+                let values = normal(&mut rng, rows * cols, 0.5, 1.0);
+                check_forward(&ctx, norm, xt, yt, rows, cols, &values, &mut rng);
+            }
+        }
+    }
+}
+
+#[test]
+fn variance_survives_a_large_mean() {
+    let ctx = context();
+    let mut rng = rng("variance_survives_a_large_mean");
+    for (rows, cols) in [(3, 64), (2, 1000), (2, 4096), (1, 65_536)] {
+        for yt in DType::ALL {
+            // E[x^2] - E[x]^2 has no digit left here.
+            let values = normal(&mut rng, rows * cols, 1e4, 0.5);
+            check_forward(&ctx, Norm::Layer, DType::F32, yt, rows, cols, &values, &mut rng);
+            let constant = vec![1234.5; rows * cols];
+            let x = Tensor::input(&ctx, DType::F32, rows, cols, cols, 0, &constant).0;
+            let y = Tensor::output(&ctx, DType::F32, rows, cols, cols, 0);
+            let (mu, rsigma) = (Ptr::NULL, Ptr::NULL);
+            let (gamma, beta, zero_centered_gamma, eps) = (None, None, false, 1e-5);
+            let args =
+                NormFwdArgs { x: x.view(), residual: None, sum: None, gamma, beta, zero_centered_gamma, eps, y: y.view(), mu, rsigma };
+            // SAFETY: all tensors are live.
+            unsafe { layernorm_fwd(&ctx, &args, Stream::NULL) }.unwrap();
+            sync(&ctx);
+            assert!(y.read().iter().all(|v| v.abs() < 1e-6), "a constant row has no deviations");
+        }
+    }
+}
+
+#[test]
+fn bad_rows_stay_bad_alone() {
+    let ctx = context();
+    let mut rng = rng("bad_rows_stay_bad_alone");
+    let (rows, cols) = (23, 264);
+    for norm in NORMS {
+        for xt in HIGH {
+            for yt in DType::ALL {
+                let mut values = normal(&mut rng, rows * cols, 0.0, 1.0);
+                for (row, v) in [(2, f32::NAN), (7, f32::INFINITY), (8, f32::NEG_INFINITY), (22, f32::NAN)] {
+                    values[row * cols + rng.random_range(0..cols)] = v;
+                }
+                // A NaN amax and codes 0x7F where they belong are part of the comparison.
+                check_forward(&ctx, norm, xt, yt, rows, cols, &values, &mut rng);
+            }
+        }
+    }
+}
