@@ -332,3 +332,20 @@ def test_norms_refuse_parameters_of_another_size(kind, size):
     norm.weight.data = torch.ones(size, device=DEVICE)
     with pytest.raises(ValueError, match=f"weight, bias: .* has {size} elements, and must have the 16"):
         norm(x)
+
+
+def test_settings_changed_between_calls_hold_for_the_next():
+    mlp, x = te.LayerNormMLP(16, 32, device=DEVICE), torch.randn(5, 16, device=DEVICE) * 1e-2
+    mlp(x)
+    mlp.eps, mlp.activation = 0.1, "relu"
+    twin = te.LayerNormMLP(16, 32, eps=0.1, activation="relu", device=DEVICE)
+    twin.load_state_dict(mlp.state_dict())
+    assert torch.equal(mlp(x), twin(x))
+    with pytest.raises(ValueError, match="activation = 'tanh': must be one of gelu, "):
+        mlp.activation = "tanh"
+    linear = te.Linear(16, 8, device=DEVICE)
+    linear(x)
+    # The weight did not follow.
+    linear.in_features = 32
+    with pytest.raises(ValueError, match=r"weight: has shape \(8, 16\), and must have \(8, 32\)"):
+        linear(torch.randn(5, 32, device=DEVICE))

@@ -69,6 +69,12 @@ class Module(torch.nn.Module):
         raise RuntimeError(f"{type(self).__name__} cannot be recorded by torch.jit.trace: use torch.export or torch.compile")
 
 
+# Attributes that plans are made from.
+_PLANNED = frozenset(
+    ("in_features", "out_features", "hidden_size", "ffn_hidden_size", "eps", "normalization", "zero_centered_gamma", "activation")
+)
+
+
 class Layer(Module):
     """What the layers with scaling state share."""
 
@@ -202,9 +208,19 @@ class Layer(Module):
             return
         if before != now[0]:
             self._replaced()
-        # Plans are for sizes, and sizes follow the weight, as in nn.Linear.
-        d["_plans"] = {}
+        # Sizes follow the weight, as in nn.Linear.
         self._resize(name)
+        self._replan()
+
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if name in _PLANNED and "_plans" in self.__dict__:
+            self._replan()
+
+    def _replan(self):
+        """Sizes or settings changed: what calls have prepared from them is void."""
+        d = self.__dict__
+        d["_plans"] = {}
         d["_text"] = traced.register(self._kind, *self._dims())
 
     def _resize(self, name):

@@ -30,9 +30,16 @@ ACTIVATIONS = {
 }
 
 
+def _number_of(activation):
+    """The library's number of an activation."""
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation = {activation!r}: must be one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[activation]
+
+
 def _halves(activation):
     """How often fc1 computes the width of what it hands on: gated activations take two halves."""
-    return 2 if ACTIVATIONS[activation] >= _abi.NVTE_ACTIVATION_GEGLU else 1
+    return 2 if _number_of(activation) >= _abi.NVTE_ACTIVATION_GEGLU else 1
 
 
 _is_compiling = torch.compiler.is_compiling
@@ -269,8 +276,6 @@ class LayerNormMLP(_WithNorm):
             "LayerNormMLP", dict(sequence_parallel=sequence_parallel, tp_group=tp_group, tp_size=tp_size,
                                  set_parallel_mode=set_parallel_mode, get_rng_state_tracker=get_rng_state_tracker,
                                  return_layernorm_output_gathered=return_layernorm_output_gathered, **others))  # fmt: skip
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation = {activation!r}: must be one of {', '.join(ACTIVATIONS)}")
         self.hidden_size, self.ffn_hidden_size, self.activation = hidden_size, ffn_hidden_size, activation
         self.use_bias, self.return_bias = bool(bias), bool(return_bias)
         self.init_method, self.output_layer_init_method = init_method, output_layer_init_method
@@ -301,7 +306,7 @@ class LayerNormMLP(_WithNorm):
         self.reset_scaling()
 
     def _dims(self):
-        return (self.hidden_size, self.hidden_size, self.ffn_hidden_size), self._norm_config(), ACTIVATIONS[self.activation]
+        return (self.hidden_size, self.hidden_size, self.ffn_hidden_size), self._norm_config(), _number_of(self.activation)
 
     def _shapes(self):
         k, f = self.hidden_size, self.ffn_hidden_size
