@@ -17,11 +17,11 @@ PACKAGE = str(pathlib.Path(nvte.__file__).resolve().parent.parent)
 CHECKOUT = pathlib.Path(__file__).resolve().parents[3]
 
 
-def python(*arguments, **environment):
+def python(*arguments, cwd=None, **environment):
     """Runs Python with this package importable; returns what it printed."""
     path = os.pathsep.join([PACKAGE, *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, **environment}
-    done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True, timeout=120, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -61,6 +61,11 @@ def test_works_without_ml_dtypes_and_torch():
         "print(q.data.dtype, q.data.tolist())\n"
     )
     assert python("-c", code).strip() == "uint8 [[56, 56, 56], [56, 56, 56]]"
+
+
+def test_tests_are_found_without_torch():
+    code = "import sys; sys.modules['torch'] = None; import pytest; sys.exit(pytest.main(['--co', '-q', '-p', 'no:cacheprovider', '.']))"
+    assert "test_package.py" in python("-c", code, cwd=os.path.dirname(os.path.abspath(__file__)))
 
 
 def test_library_that_is_not_there():

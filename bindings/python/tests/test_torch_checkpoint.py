@@ -131,6 +131,22 @@ def test_regions_inside_the_checkpointed_function(way):
     assert_same(follow(other, ORDERS["FBFB"], DelayedScaling(margin=1), xs), follow(base, ORDERS["FBFB"], DelayedScaling(margin=1), xs))
 
 
+@pytest.mark.parametrize("reentrant, early, ends", [(False, True, 1), (False, False, 2), (True, True, 2), (True, False, 2)])
+def test_where_recomputation_stops(reentrant, early, ends):
+    """As torch's argument says, also where torch has none yet."""
+    layer, reached = te.Linear(16, 8, device=DEVICE), []
+
+    def run(x):
+        y = layer(x)
+        reached.append(y)
+        return y
+
+    x = torch.randn(4, 16, device=DEVICE, requires_grad=True)
+    with te.autocast():
+        te.checkpoint(run, x, use_reentrant=reentrant, early_stop=early).sum().backward()
+    assert len(reached) == ends
+
+
 def test_checkpoint_saves_memory():
     base, held = Model(), []
     x = torch.randn(64, 16, device=DEVICE, requires_grad=True)

@@ -27,6 +27,25 @@ RECIPES = {
 }
 
 
+#: torch 2.4 fails to compile anything, nn.Linear too, while its checkpoint (not reentrant) records a first pass.
+compiles_under_checkpoint = pytest.mark.skipif(torch.__version__ < (2, 5), reason="torch 2.4 compiles nothing under torch.utils.checkpoint")
+
+
+def refusal(sentence, line):
+    """What an error while compiling must say: our sentence. Older versions of torch drop it, and quote the user's line alone."""
+    return sentence if torch.__version__ >= (2, 10) else line
+
+
+@pytest.fixture
+def share():
+    """Equal layers share what was compiled: in torch 2.4 an option, later the default."""
+    if torch.__version__ >= (2, 5):
+        yield
+    else:
+        with torch._dynamo.config.patch(inline_inbuilt_nn_modules=True):
+            yield
+
+
 @pytest.fixture
 def seed():
     """Fresh random numbers; the seed is shown where a test fails."""

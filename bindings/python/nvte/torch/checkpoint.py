@@ -1,11 +1,15 @@
 """Activation checkpointing that carries the region along."""
 
 import contextlib
+import inspect
 
 import torch
 from torch.utils import checkpoint as _torch
 
 from .region import local, restored
+
+#: Whether torch's function takes early_stop; before, there was only a context for it.
+_TAKES_EARLY_STOP = "early_stop" in inspect.signature(_torch.checkpoint).parameters
 
 
 def _outside():
@@ -43,8 +47,12 @@ def checkpoint(
         if value:
             raise NotImplementedError(f"checkpoint: {name} is not supported yet")
     options = {k: kwargs.pop(k) for k in ("preserve_rng_state", "determinism_check", "debug", "early_stop") if k in kwargs}
+    stops = contextlib.nullcontext()
+    if "early_stop" in options and not _TAKES_EARLY_STOP:
+        stops = _torch.set_checkpoint_early_stop(options.pop("early_stop"))
     if not use_reentrant:
-        return _torch.checkpoint(function, *args, use_reentrant=False, context_fn=checkpoint_contexts, **options, **kwargs)
+        with stops:
+            return _torch.checkpoint(function, *args, use_reentrant=False, context_fn=checkpoint_contexts, **options, **kwargs)
     again = _captured()
     first = [True]
 

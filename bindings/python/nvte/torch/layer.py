@@ -18,6 +18,9 @@ _is_autocast_enabled, _autocast_dtype = torch.is_autocast_enabled, torch.get_aut
 # Asks for all devices at once, without naming one: half the time of the other. Not in the oldest versions.
 _is_any_autocast_enabled = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
+# torch 2.4 would make such a tensor a constant of what it compiles, unchecked: equal layers would use the scales of the first.
+_STATIC_INPUTS = torch.__version__ >= (2, 5)
+
 #: Arguments of NVIDIA's modules about parallelism and overlap, and the value that asks for none.
 _PARALLEL = {
     "sequence_parallel": (False, None),
@@ -130,7 +133,8 @@ class Layer(Module):
         # Its own version counter: what happens to other layers' scales between a pass and its backward pass is none of this one's.
         view = slots.scale.data
         # Captured by the compiler's own graphs as it is, not copied; no guard on its address.
-        view._dynamo_static_input_type = "unguarded"
+        if _STATIC_INPUTS:
+            view._dynamo_static_input_type = "unguarded"
         d["_scale_view"] = view
 
     def _weight_slots(self):
