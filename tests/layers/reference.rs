@@ -212,7 +212,9 @@ fn slope(kind: Activation, (x, e): (f64, f64)) -> (f64, f64) {
 
 fn value(kind: Activation, (x, e): (f64, f64)) -> (f64, f64) {
     let (f, d) = function(kind, x);
-    (f, (d.abs() + 2.5 * e) * e)
+    // Round its kink relu has no second derivative, and moves no farther than x.
+    let kink = kind.function() == Activation::Relu && x.abs() <= e;
+    (f, if kink { e } else { (d.abs() + 2.5 * e) * e })
 }
 
 /// The product of values known to some error.
