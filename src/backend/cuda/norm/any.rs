@@ -1,11 +1,11 @@
 //! Norms of rows that are long, or not aligned for vectors: `kernels/norm_fwd_any.cu`, `norm_fwd_ring.cu` and `norm_bwd_any.cu`, and how
 //! they run.
 
-use super::{vector, HIGH};
+use super::{backward::Matrices, vector, HIGH};
 use crate::{
     backend::cuda::{jit::kernel_spec, launch::Launch, sources::SourceFile, testing::Variant},
     ops::norm::Norm,
-    tensor::{DType, Ptr},
+    tensor::DType,
 };
 
 /// Every module of these kernels.
@@ -165,20 +165,7 @@ kernel_spec!(enum Any: NormBwdAny, Dx = "norm_bwd_dx", Params = "norm_bwd_params
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct AnyArgs {
-    pub(super) dy: Ptr,
-    pub(super) lddy: i64,
-    pub(super) x: Ptr,
-    pub(super) ldx: i64,
-    pub(super) gamma: Ptr,
-    pub(super) mu: Ptr,
-    pub(super) rsigma: Ptr,
-    pub(super) dx: Ptr,
-    pub(super) lddx: i64,
-    pub(super) dsum: Ptr,
-    pub(super) ld_dsum: i64,
-    pub(super) partial: Ptr,
-    pub(super) rows: i64,
-    pub(super) hidden: i64,
+    pub(super) matrices: Matrices,
     pub(super) dy_dt: i32,
     pub(super) x_dt: i32,
     pub(super) dx_dt: i32,

@@ -103,10 +103,10 @@ kernel_spec!(
     smem = s.smem
 );
 
-/// `Args` of `norm_bwd.cu`.
+/// What the arguments of all backward kernels begin with.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct BackwardArgs {
+pub(super) struct Matrices {
     dy: Ptr,
     lddy: i64,
     x: Ptr,
@@ -121,6 +121,13 @@ struct BackwardArgs {
     partial: Ptr,
     rows: i64,
     hidden: i64,
+}
+
+/// `Args` of `norm_bwd.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct BackwardArgs {
+    matrices: Matrices,
     gamma_dt: i32,
     zero_centered: i32,
     warps: i32,
@@ -201,44 +208,7 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
     let dtype = a.x.dtype;
     let vectors = cols % vector(dtype) == 0 && [&a.dy, &a.x, &a.dx].into_iter().chain(&a.dsum).all(|t| t.dtype == dtype && aligned(t, 16));
     let ((dsum, dsum_dt), ld_dsum) = (parameter(&a.dsum), a.dsum.map_or(0, |t| t.ld));
-    let tensors = if a.dsum.is_some() { 3 } else { 2 };
-    let max_smem = max_smem(queue);
-    let alone = || backward_plan(dtype, tensors, rows, cols, multiprocessors, max_smem).map(|p| (1, p));
-    let clusters = queue.backend.capability.arch >= 90;
-    let together = || cluster_plan(dtype, tensors, rows, cols, multiprocessors, max_smem).filter(|_| clusters);
-    if let Some((cluster, p)) = vectors.then(|| alone().or_else(together)).flatten() {
-        let args = BackwardArgs {
-            dy: a.dy.data,
-            lddy: a.dy.ld,
-            x: a.x.data,
-            ldx: a.x.ld,
-            gamma,
-            mu: a.mu,
-            rsigma: a.rsigma,
-            dx: a.dx.data,
-            lddx: a.dx.ld,
-            dsum,
-            ld_dsum,
-            partial,
-            rows: a.x.rows,
-            hidden: a.x.cols,
-            gamma_dt,
-            zero_centered,
-            warps: p.warps as i32,
-            stages: p.stages as i32,
-        };
-        let mut launch = p.launch();
-        let spec = BackwardSpec { dtype, norm, octets: p.octets, cluster: cluster > 1, smem: max_smem };
-        if cluster > 1 {
-            launch.cluster = cluster;
-            launch.grid[0] = launch.grid[0].min(queue.clusters(&spec, &launch)?) * cluster;
-        }
-        // SAFETY: `Args` of `norm_bwd.cu`; pointers live by contract.
-        unsafe { queue.launch(&spec, &launch, arguments![args])? };
-        return Ok(i64::from(launch.grid[0] / cluster));
-    }
-    let p = AnyRows::backward(rows, cols);
-    let args = AnyArgs {
+    let matrices = Matrices {
         dy: a.dy.data,
         lddy: a.dy.ld,
         x: a.x.data,
@@ -253,6 +223,27 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
         partial,
         rows: a.x.rows,
         hidden: a.x.cols,
+    };
+    let tensors = if a.dsum.is_some() { 3 } else { 2 };
+    let max_smem = max_smem(queue);
+    let alone = || backward_plan(dtype, tensors, rows, cols, multiprocessors, max_smem).map(|p| (1, p));
+    let clusters = queue.backend.capability.arch >= 90;
+    let together = || cluster_plan(dtype, tensors, rows, cols, multiprocessors, max_smem).filter(|_| clusters);
+    if let Some((cluster, p)) = vectors.then(|| alone().or_else(together)).flatten() {
+        let args = BackwardArgs { matrices, gamma_dt, zero_centered, warps: p.warps as i32, stages: p.stages as i32 };
+        let mut launch = p.launch();
+        let spec = BackwardSpec { dtype, norm, octets: p.octets, cluster: cluster > 1, smem: max_smem };
+        if cluster > 1 {
+            launch.cluster = cluster;
+            launch.grid[0] = launch.grid[0].min(queue.clusters(&spec, &launch)?) * cluster;
+        }
+        // SAFETY: `Args` of `norm_bwd.cu`; pointers live by contract.
+        unsafe { queue.launch(&spec, &launch, arguments![args])? };
+        return Ok(i64::from(launch.grid[0] / cluster));
+    }
+    let p = AnyRows::backward(rows, cols);
+    let args = AnyArgs {
+        matrices,
         dy_dt: a.dy.dtype as i32,
         x_dt: a.x.dtype as i32,
         dx_dt: a.dx.dtype as i32,
