@@ -9,7 +9,7 @@ import sys
 from . import _abi
 from ._library import packer
 from .context import shared
-from .dtypes import ALL, as_dtype, bfloat16
+from .dtypes import ALL, as_dtype, bfloat16, not_one
 
 pack_tensor = packer(
     _abi.nvte_tensor_t,
@@ -248,7 +248,7 @@ class NumpySpace(Space):
             self._learn()
             found = self.numbers.get(dtype)
         if found is None:
-            raise TypeError(f"{name}: {dtype} is not an element type of nvte")
+            raise not_one(f"{name}: {dtype}")
         return found
 
     def matrix(self, name, x):
@@ -351,7 +351,7 @@ class TorchSpace(Space):
     def matrix(self, name, x):
         number, shape, strides = self.numbers.get(x.dtype), x.shape, x.stride()
         if number is None:
-            raise TypeError(f"{name}: {x.dtype} is not an element type of nvte")
+            raise not_one(f"{name}: {x.dtype}")
         # The frequent kinds first: host time counts.
         if len(shape) == 2:
             rows, cols = shape
@@ -432,7 +432,7 @@ class TorchSpace(Space):
         """(type number, address, shape, strides in elements)."""
         number = self.numbers.get(x.dtype)
         if number is None:
-            raise TypeError(f"{name}: {x.dtype} is not an element type of nvte")
+            raise not_one(f"{name}: {x.dtype}")
         return number, x.data_ptr() or 256, x.shape, x.stride() if x.numel() else gapless(x.shape)
 
     def indices(self, name, x):

@@ -36,6 +36,11 @@ for _t in ALL:
 _KNOWN.update(f32=float32, f16=float16, bf16=bfloat16, e4m3=float8_e4m3, e5m2=float8_e5m2)
 
 
+def not_one(what):
+    """The error for what is none of them."""
+    return TypeError(f"{what} is not an element type of nvte: {', '.join(t.name for t in ALL)}")
+
+
 def as_dtype(value):
     """The DType of a name, of a numpy / ml_dtypes type or of a torch dtype."""
     try:
@@ -52,6 +57,6 @@ def as_dtype(value):
         except TypeError:
             pass
     if found is None:
-        raise TypeError(f"{value!r} is not an element type of nvte: {', '.join(t.name for t in ALL)}")
+        raise not_one(repr(value))
     _KNOWN[value] = found
     return found

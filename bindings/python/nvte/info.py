@@ -1,4 +1,9 @@
-"""What a bug report needs: `python -m nvte.info`."""
+"""What a bug report needs, as JSON.
+
+    python -m nvte.info [cpu|cuda|cuda:N]
+
+Without a device it describes cuda:0 where there is one, else the CPU.
+"""
 
 import ctypes
 import json
@@ -65,7 +70,17 @@ def report(device=None):
 
 def main():
     """Prints it."""
-    made = report(*sys.argv[1:2])
+    given = sys.argv[1:]
+    if given in (["-h"], ["--help"]):
+        print(__doc__)
+        return 0
+    try:
+        if len(given) > 1:
+            raise ValueError(f"takes one device, and got {given}")
+        made = report(*given)
+    except ValueError as e:
+        print(f"nvte.info: {e}", file=sys.stderr)
+        return 2
     print(json.dumps(made, indent=2))
     return 1 if "error" in made else 0
 

@@ -116,6 +116,28 @@ def test_info():
     assert nvte.info.report("cpu")["report"]["target"]
 
 
+def test_info_says_what_it_takes():
+    for program in (["-m", "nvte.info"], ["-c", "import sys; from nvte.info import main; sys.exit(main())"]):
+        for asked in ("-h", "--help"):
+            assert "python -m nvte.info [cpu|cuda|cuda:N]" in python(*program, asked)
+    for given, word in ((["gpu"], "device = 'gpu'"), (["cpu", "cuda"], "takes one device")):
+        done = subprocess.run(
+            [sys.executable, "-m", "nvte.info", *given], env={**os.environ, "PYTHONPATH": PACKAGE}, capture_output=True, text=True
+        )
+        assert done.returncode == 2 and done.stdout == "" and word in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_type_that_is_none_of_them():
+    np = pytest.importorskip("numpy")
+    with pytest.raises(TypeError, match="x: float64 is not an element type of nvte: float32, float16, .*e5m2"):
+        nvte.ops.cast_to_fp8(np.ones((2, 3)))
+    with pytest.raises(TypeError, match="'float64' is not an element type of nvte: float32, float16, .*e5m2"):
+        nvte.as_dtype("float64")
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="x: torch.float64 is not an element type of nvte: float32, float16, .*e5m2"):
+        nvte.ops.cast_to_fp8(torch.ones(2, 3, dtype=torch.float64))
+
+
 def test_structs_have_the_golden_layout():
     golden = CHECKOUT / "tests" / "golden" / "layouts.txt"
     if not golden.exists():
