@@ -11,6 +11,7 @@ mod element;
 mod functions;
 mod gemm;
 mod grad_norm;
+mod ieee;
 mod multi_cast;
 mod norm;
 mod parallel;
@@ -30,6 +31,7 @@ use crate::{
     ops,
     tensor::Ptr,
 };
+use ieee::Ieee;
 use parallel::Threads;
 
 /// The CPU back end.
@@ -48,6 +50,15 @@ const ALIGNMENT: usize = 256;
 fn layout(bytes: usize) -> Result<Layout> {
     Layout::from_size_align(bytes, ALIGNMENT)
         .map_err(|_| Error::argument(Status::SizeOverflow, "bytes", bytes, "must fit the address space"))
+}
+
+/// Does the work of a call before it returns, unless it is only prepared.
+fn now(stream: Stream, work: impl FnOnce()) -> Result<()> {
+    if !stream.is_prepare() {
+        let _ieee = Ieee::enter();
+        work();
+    }
+    Ok(())
 }
 
 impl Backend for CpuBackend {
@@ -122,19 +133,13 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { norm::norm_fwd(&self.threads, norm, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { norm::norm_fwd(&self.threads, norm, args) })
     }
 
     unsafe fn norm_bwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormBwdArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { norm::norm_bwd(&self.threads, norm, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { norm::norm_bwd(&self.threads, norm, args) })
     }
 
     fn norm_bwd_partials(&self) -> u32 {
@@ -142,11 +147,8 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn list_write(&self, to: Ptr, bytes: &[u8], stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) })
     }
 
     unsafe fn list_map(&self, _entries: Ptr, _stride: u64, _count: u32, _map: Ptr, _stream: Stream) -> Result<()> {
@@ -155,51 +157,33 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn adamw(&self, args: &ops::adamw::AdamwArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { adamw::adamw(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { adamw::adamw(&self.threads, args) })
     }
 
     unsafe fn multi_cast(&self, job: &ops::multi_cast::MultiCastJob, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { multi_cast::multi_cast(&self.threads, job) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { multi_cast::multi_cast(&self.threads, job) })
     }
 
     unsafe fn grad_norm(&self, args: &ops::grad_norm::GradNormArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { grad_norm::grad_norm(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { grad_norm::grad_norm(&self.threads, args) })
     }
 
     unsafe fn grad_scale(&self, args: &ops::grad_norm::GradScaleArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { grad_norm::grad_scale(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { grad_norm::grad_scale(&self.threads, args) })
     }
 
     unsafe fn activation_fwd(&self, args: &ops::activation::ActivationArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { activation::activation_fwd(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { activation::activation_fwd(&self.threads, args) })
     }
 
     unsafe fn activation_bwd(&self, args: &ops::activation::ActivationBwdArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { activation::activation_bwd(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { activation::activation_bwd(&self.threads, args) })
     }
 
     fn amax_workspace(&self) -> u64 {
@@ -211,27 +195,18 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn cast(&self, job: &ops::cast::CastJob, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { cast::cast(&self.threads, job) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { cast::cast(&self.threads, job) })
     }
 
     unsafe fn amax(&self, args: &ops::amax::AmaxArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { amax::record(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { amax::record(&self.threads, args) })
     }
 
     unsafe fn dropout(&self, job: &ops::dropout::DropoutJob, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { dropout::dropout(&self.threads, job) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { dropout::dropout(&self.threads, job) })
     }
 
     fn dropout_workspace(&self, _rows: i64, _cols: i64) -> u64 {
@@ -239,35 +214,23 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn rope(&self, job: &ops::rope::RopeJob, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { rope::rope(&self.threads, job) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { rope::rope(&self.threads, job) })
     }
 
     unsafe fn dequantize(&self, args: &ops::dequantize::DequantizeArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { dequantize::dequantize(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { dequantize::dequantize(&self.threads, args) })
     }
 
     unsafe fn fp8_transpose(&self, args: &ops::dequantize::TransposeArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { transpose::fp8_transpose(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { transpose::fp8_transpose(&self.threads, args) })
     }
 
     unsafe fn scaling_update(&self, args: &ops::scaling::ScalingUpdateArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { scaling::scaling_update(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { scaling::scaling_update(&self.threads, args) })
     }
 
     fn cross_entropy_workspace(&self, _tokens: i64) -> u64 {
@@ -275,43 +238,28 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn cross_entropy(&self, job: &ops::cross_entropy::Job, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { cross_entropy::cross_entropy(&self.threads, job) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { cross_entropy::cross_entropy(&self.threads, job) })
     }
 
     unsafe fn cross_entropy_combine(&self, args: &ops::cross_entropy::CrossEntropyCombineArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { cross_entropy::combine(args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { cross_entropy::combine(args) })
     }
 
     unsafe fn scale_rows(&self, args: &ops::cross_entropy::ScaleRowsArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { cross_entropy::scale_rows(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { cross_entropy::scale_rows(&self.threads, args) })
     }
 
     unsafe fn softmax_fwd(&self, args: &ops::softmax::SoftmaxFwdArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { softmax::softmax_fwd(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { softmax::softmax_fwd(&self.threads, args) })
     }
 
     unsafe fn softmax_bwd(&self, args: &ops::softmax::SoftmaxBwdArgs, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { softmax::softmax_bwd(&self.threads, args) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { softmax::softmax_bwd(&self.threads, args) })
     }
 
     fn gemm_workspace(&self, _problem: &ops::gemm::Problem) -> Result<u64> {
@@ -323,11 +271,8 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn gemm(&self, problem: &ops::gemm::Problem, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
-            // SAFETY: forwarded contract.
-            unsafe { gemm::gemm(&self.threads, problem) }
-        }
-        Ok(())
+        // SAFETY: forwarded contract.
+        now(stream, || unsafe { gemm::gemm(&self.threads, problem) })
     }
 
     unsafe fn gemm_prepare(&self, _problem: &ops::gemm::Problem, _candidates: u32, _stream: Stream) -> Result<()> {

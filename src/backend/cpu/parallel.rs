@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::ieee::Ieee;
 use crate::error::{Error, Result, Status};
 
 /// A pool of its own per context. In a forked child, where the pool's threads do not exist, work runs on the calling thread.
@@ -19,7 +20,11 @@ impl Threads {
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let count = count.or_else(from_env).unwrap_or_else(cores).clamp(1, 1024);
         let pool = (count > 1)
-            .then(|| rayon::ThreadPoolBuilder::new().num_threads(count).thread_name(|i| format!("nvte-{i}")).build())
+            .then(|| {
+                let named = rayon::ThreadPoolBuilder::new().num_threads(count).thread_name(|i| format!("nvte-{i}"));
+                // A thread begins in the mode of the one that makes it.
+                named.start_handler(|_| Ieee::stay()).build()
+            })
             .transpose()
             .map_err(|e| Error::new(Status::OutOfMemory, format!("num_threads = {count}: {e}")))?;
         Ok(Self { pool, count, process: std::process::id() })
