@@ -1,16 +1,10 @@
 //! Lets the compiler vectorise hot loops with AVX2 where the processor has it, from one source.
 
 /// Whether the wider code may run. The standard library caches the answer.
+#[cfg(target_arch = "x86_64")]
 #[inline]
 pub(crate) fn has_avx2() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        std::arch::is_x86_feature_detected!("avx2")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
+    std::arch::is_x86_feature_detected!("avx2")
 }
 
 /// Defines `fn name(args) -> ret` twice from one body, for the base architecture and for AVX2, and chooses at run time.
