@@ -125,6 +125,11 @@ fn main() -> ExitCode {
 }
 
 fn run_all(o: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    // Before minutes of training, not after.
+    let unusable = |e: &dyn std::fmt::Display| format!("--plot {}: {e}", o.plot.display());
+    if let Some(folder) = o.plot.parent().filter(|f| !f.as_os_str().is_empty() && !f.is_dir()) {
+        return Err(unusable(&format!("{} is not a folder", folder.display())).into());
+    }
     let ctx = match o.device {
         Device::Cpu => Context::cpu()?,
         Device::Cuda => Context::cuda(0)?,
@@ -147,7 +152,8 @@ fn run_all(o: &Options) -> Result<(), Box<dyn std::error::Error>> {
     report(&records);
 
     let curve = |r: &Record| plot::Curve { label: format!("{} ({:.2} %)", name(r.precision), r.mean()), losses: r.mean_losses() };
-    plot::draw(&o.plot, "Handwritten digits: f32 and FP8 on the same batches", &records.iter().map(curve).collect::<Vec<_>>())?;
+    plot::draw(&o.plot, "Handwritten digits: f32 and FP8 on the same batches", &records.iter().map(curve).collect::<Vec<_>>())
+        .map_err(|e| unusable(&e))?;
     println!("loss curves: {}", o.plot.display());
     Ok(())
 }

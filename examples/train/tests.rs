@@ -146,3 +146,17 @@ fn losses_fall_in_thirty_steps() {
         assert!(r.mean() > 50.0, "{}: {} %", name(r.precision), r.mean());
     }
 }
+
+#[test]
+fn a_picture_that_cannot_be_written_is_refused_by_name() {
+    let missing = std::env::temp_dir().join("nvte-train-has-no-such-folder");
+    let options = Options::parse_from(["train", "--plot", missing.join("x.svg").to_str().unwrap()]);
+    let error = run_all(&options).unwrap_err().to_string();
+    assert!(error.starts_with("--plot ") && error.ends_with(&format!("{} is not a folder", missing.display())), "{error}");
+    // A folder where a file should be.
+    let folder = std::env::temp_dir();
+    let o =
+        ["train", "--steps", "1", "--seeds", "1", "--batch", "8", "--width", "16", "--recipe", "f32", "--plot", folder.to_str().unwrap()];
+    let error = run_all(&Options::parse_from(o)).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("--plot {}: ", folder.display())), "{error}");
+}

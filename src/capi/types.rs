@@ -157,13 +157,14 @@ pub(crate) unsafe fn read_struct<T: Copy>(name: &str, p: *const T, oldest_size: 
     }
     // SAFETY: the first field is the u32 size.
     let size = unsafe { p.cast::<u32>().read() } as usize;
-    if size < oldest_size || size > mem::size_of::<T>() {
-        return Err(Error::argument(
-            Status::InvalidStructSize,
-            format_args!("{name}.struct_size"),
-            size,
-            format!("must be between {oldest_size} and {}", mem::size_of::<T>()),
-        ));
+    let newest_size = mem::size_of::<T>();
+    if size < oldest_size || size > newest_size {
+        let rule = if oldest_size == newest_size {
+            format!("must be {newest_size}")
+        } else {
+            format!("must be between {oldest_size} and {newest_size}")
+        };
+        return Err(Error::argument(Status::InvalidStructSize, format_args!("{name}.struct_size"), size, rule));
     }
     // SAFETY: `T` is valid when zeroed; `size` bytes are live and fit.
     unsafe {

@@ -157,6 +157,7 @@ pub fn the_rest() {
         let mut bad = args;
         bad.struct_size += 8;
         refused(nvte_gemm_workspace(ctx, &bad, &mut bytes), NVTE_ERROR_INVALID_STRUCT_SIZE, "args.struct_size");
+        assert!(message().ends_with(&format!(": must be {}", mem::size_of::<nvte_gemm_args_t>())), "{}", message());
         let other = tensor(8, 12);
         bad = nvte_gemm_args_t { b: &other, ..args };
         refused(nvte_gemm_workspace(ctx, &bad, &mut bytes), NVTE_ERROR_INVALID_SHAPE, "b.rows");
