@@ -1,5 +1,5 @@
-//! What the rest of the project may rely on without reading it: each exported function documents the same things, and nothing inside
-//! the library calls an exported function (another library's of that name might answer).
+//! What the rest of the project may rely on without reading it: each exported function documents the same things, nothing inside
+//! the library calls an exported function (another library's of that name might answer), and the texts name files that are there.
 #![cfg(feature = "capi")]
 
 use std::{
@@ -89,5 +89,42 @@ fn the_cpp_wrapper_has_every_function() {
         let field = name.strip_prefix("nvte_").unwrap();
         assert!(text.contains(&format!("().{field}(")), "nvte.hpp does not call {name}");
         assert!(!text.contains(&format!("{name}(")), "nvte.hpp calls {name} past the table");
+    }
+}
+
+/// Files that the texts link to, and those that they name by a path from the root.
+#[test]
+fn files_that_the_texts_name_are_there() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut missing = Vec::new();
+    for text in ["README.md", "docs/performance.md", "benches/results/README.md"] {
+        let (content, folder) = (fs::read_to_string(root.join(text)).unwrap(), root.join(text).parent().unwrap().to_owned());
+        let links = content.split("](").skip(1).map(|s| s.split(')').next().unwrap()).filter(|l| !l.starts_with("http"));
+        missing.extend(links.filter(|l| !folder.join(l).exists()).map(|l| format!("{text}: {l}")));
+        for word in content.split('`').skip(1).step_by(2).flat_map(str::split_whitespace) {
+            let own = ["benches/", "bindings/", "docs/", "examples/", "include/", "src/", "tools/"].iter().any(|f| word.starts_with(f));
+            if own && !root.join(word).exists() {
+                missing.push(format!("{text}: {word}"));
+            }
+        }
+        for word in content.split('`').skip(1).step_by(2).filter(|w| w.starts_with("h200-")) {
+            if !root.join("benches/results").join(word).exists() {
+                missing.push(format!("{text}: {word}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+#[test]
+fn tools_say_what_they_take_and_do_nothing_else() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for (tool, word) in [("test", "NVTE_TEST_NO_TORCH"), ("pack", "NVTE_PACK_PYTHON"), ("run.sh", "sanitize [NAME...]")] {
+        let run = |argument| std::process::Command::new(root.join("tools").join(tool)).arg(argument).current_dir("/").output().unwrap();
+        let (help, wrong) = (run("--help"), run("--nonsense"));
+        let text = String::from_utf8(help.stdout).unwrap();
+        assert!(help.status.success() && text.contains(word) && !text.contains('#') && help.stderr.is_empty(), "{tool}: {text}");
+        assert_eq!(wrong.status.code(), Some(2), "{tool}");
+        assert!(String::from_utf8(wrong.stderr).unwrap().contains(word) && wrong.stdout.is_empty(), "{tool}");
     }
 }

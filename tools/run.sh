@@ -14,7 +14,6 @@ usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
 case ${1:-} in -h | --help) usage; exit ;; esac
 here=$(cd "$(dirname "$0")" && pwd)
 export OUT=${OUT:-$PWD/out} NVTE_TEST_BACKEND=cuda NVTE_LIBRARY="$here/libnvte.so" PYTHONPATH="$here/python:$here/python/site${PYTHONPATH:+:$PYTHONPATH}"
-mkdir -p "$OUT"
 # NVRTC and cuBLASLt of the Python environment, where there is one.
 dirs=$(python3 -c 'import glob,os,sys; print(":".join(d for p in sys.path for d in sorted(glob.glob(os.path.join(p,"nvidia","*","lib")),reverse=True)))' 2>/dev/null || true)
 export NVTE_LIBRARY_PATH=${NVTE_LIBRARY_PATH:-$dirs}
@@ -26,7 +25,10 @@ names() { if [ $# -gt 0 ]; then printf '%s\n' "$@"; else ls "$here/tests"; fi; }
 command=${1:-tests}; shift || true
 case $command in
   tests | sanitize) [ -d "$here/tests" ] || tar -C "$here" -xzf "$here/tests.tar.gz" || exit 1 ;;
+  python | bench | layers | bert | train) ;;
+  *) echo "run.sh: $command is none of its commands" >&2; usage >&2; exit 2 ;;
 esac
+mkdir -p "$OUT"
 case $command in
   tests)
     for t in $(names "$@"); do timeout "${LIMIT:-240}" "$here/tests/$t" >"$OUT/$t.log" 2>&1; report "$t" $? "$OUT/$t.log"; done ;;
@@ -44,6 +46,5 @@ case $command in
   layers) python3 "$here/gpu_layers.py" --commit "$(cat "$here/COMMIT")" "$@" || failed=1 ;;
   bert) python3 "$here/examples/pytorch/bert.py" --device cuda "$@" || failed=1 ;;
   train) "$here/bin/train" --device cuda "$@" || failed=1 ;;
-  *) echo "run.sh: $command is none of its commands" >&2; usage >&2; exit 2 ;;
 esac
 exit $failed
