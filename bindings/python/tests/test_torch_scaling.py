@@ -399,11 +399,18 @@ def test_shares_that_saturate_or_vanish(recipe):
     else:
         assert got.saturated == 0 and got.flushed > 0
     assert got.elements == x.numel() and s["3"]["x2"].elements == 20 * 32 and s["3"]["dy1"].elements == 20 * 32
-    assert "saturated" in repr(s)
+    assert "saturated" in repr(s) and repr(s).startswith("0.x: ")
     before = got.elements
     with te.autocast(recipe=recipe):
         model(x).sum().backward()
     assert got.elements == before
+
+
+def test_shares_of_a_model_that_is_one_layer():
+    layer = te.Linear(16, 8, device=DEVICE)
+    with te.collect_stats(layer) as s, te.autocast():
+        layer(batch())
+    assert list(s) == [""] and [line.split(":")[0] for line in repr(s).splitlines()] == ["x", "weight"]
 
 
 def test_backward_inside_the_region():

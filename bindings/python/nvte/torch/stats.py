@@ -51,7 +51,8 @@ class Collected(dict):
     x, weight and dy; of LayerNormMLP x1, w1, x2, w2, dy2 and dy1."""
 
     def __repr__(self):
-        lines = [f"{layer}.{name}: {shares}" for layer, tensors in self.items() for name, shares in tensors.items()]
+        # The name of the model itself is empty.
+        lines = [f"{layer}.{name}: {shares}".lstrip(".") for layer, tensors in self.items() for name, shares in tensors.items()]
         return "\n".join(lines) or "nothing was cast to FP8"
 
 
