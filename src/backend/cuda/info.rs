@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     driver::{attribute, Driver},
+    gemm::cublaslt::NOT_FOUND,
     library,
     nvrtc::Nvrtc,
 };
@@ -74,7 +75,7 @@ fn nvrtc(dirs: &[PathBuf]) -> Result<Json> {
 
 fn cublas_lt(dirs: &[PathBuf]) -> Json {
     let Some(found) = library::find(&library::CUBLAS_LT, dirs) else {
-        return Json::object([("error", Json::text("cuBLASLt (libcublasLt.so.13 or .12) was not found"))]);
+        return Json::object([("error", Json::text(NOT_FOUND))]);
     };
     let version = found.symbol(c"cublasLtGetVersion").map(|p| {
         // SAFETY: cuBLASLt's ABI: no arguments, a number.

@@ -96,6 +96,10 @@ table! {
     status_name = c"cublasLtGetStatusName": fn(c_int) -> *const std::ffi::c_char;
 }
 
+/// What is said where it is missing.
+pub(crate) const NOT_FOUND: &str =
+    "cuBLASLt (libcublasLt.so.13 or .12) was not found: `pip install nvidia-cublas`, or name its folder in NVTE_LIBRARY_PATH";
+
 impl CublasLt {
     /// cuBLASLt, found and opened at first use; where it was not found, the next context looks again.
     pub(crate) fn get(dirs: &[PathBuf]) -> Result<&'static CublasLt> {
@@ -103,12 +107,7 @@ impl CublasLt {
         if let Some(l) = LIBRARY.get() {
             return Ok(l);
         }
-        let library = library::find(&library::CUBLAS_LT, dirs).ok_or_else(|| {
-            Error::new(
-                Status::CublasLtNotFound,
-                "cuBLASLt (libcublasLt.so.13 or .12) was not found: `pip install nvidia-cublas`, or name its folder in NVTE_LIBRARY_PATH",
-            )
-        })?;
+        let library = library::find(&library::CUBLAS_LT, dirs).ok_or_else(|| Error::new(Status::CublasLtNotFound, NOT_FOUND))?;
         let loaded = Self::resolve(library)?;
         Ok(LIBRARY.get_or_init(|| loaded))
     }

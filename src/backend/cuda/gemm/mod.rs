@@ -3,7 +3,7 @@
 //! Which of them, and which algorithm of cuBLASLt, is decided once per distinct description (see [`plans`]) by its heuristic, so it depends
 //! on the description, the device and the version of the library; timing is done only by an explicit `gemm_prepare`.
 
-mod cublaslt;
+pub(super) mod cublaslt;
 pub(crate) mod kernels;
 pub(crate) mod own;
 mod plans;
