@@ -324,6 +324,56 @@ def test_parameters_taken_away_and_brought_back_are_not_replaced():
     assert layer._due
 
 
+def test_a_new_parameter_where_the_old_one_lay_replaces_it():
+    places = set()
+    for _ in range(20):
+        layer, weight = trained(te.Linear(16, 8, device=DEVICE), 16), torch.zeros(8, 16, device=DEVICE)
+        assert not layer._due
+        before = id(layer.weight)
+        del layer.weight
+        layer.weight = torch.nn.Parameter(weight)
+        places.add(id(layer.weight) == before)
+        assert layer._due
+    assert True in places or sys.implementation.name != "cpython"
+
+
+SHARDED = """
+import copy
+import torch
+import nvte.torch as te
+from torch.distributed import HashStore, destroy_process_group, init_process_group
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+model = torch.nn.Sequential(te.Linear(16, 32, device="cpu"), te.LayerNormMLP(32, 64, device="cpu"), te.Linear(32, 8, device="cpu"))
+twin = copy.deepcopy(model)
+for part in (*model, model):
+    fully_shard(part, mesh=init_device_mesh("cpu", (1,)))
+plans = []
+for _ in range(3):
+    x = torch.randn(5, 16)
+    with te.autocast():
+        y, z = model(x), twin(x)
+    (y.square().sum() + z.square().sum()).backward()
+    assert torch.equal(y, z) and not any(layer._due for layer in model)
+    with torch.no_grad():
+        for p in (*model.parameters(), *twin.parameters()):
+            p.sub_(p.grad, alpha=0.1)
+            p.grad = None
+    plans.append(list(model[0]._plans.values()))
+# What calls prepare is kept.
+assert plans[0] == plans[-1] and len(plans[0]) == 1
+destroy_process_group()
+print("done")
+"""
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 8) or not torch.distributed.is_available(), reason="torch 2.6 shards on GPUs alone")
+def test_fully_sharded_layers_are_those_of_one_process():
+    assert "done" in run(SHARDED)
+
+
 @pytest.mark.parametrize("kind", [te.LayerNorm, te.RMSNorm])
 @pytest.mark.parametrize("size", [0, 8, 32])
 def test_norms_refuse_parameters_of_another_size(kind, size):

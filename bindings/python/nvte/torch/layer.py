@@ -72,10 +72,18 @@ class Module(torch.nn.Module):
         raise RuntimeError(f"{type(self).__name__} cannot be recorded by torch.jit.trace: use torch.export or torch.compile")
 
 
-# Attributes that plans are made from.
-_PLANNED = frozenset(
-    ("in_features", "out_features", "hidden_size", "ffn_hidden_size", "eps", "normalization", "zero_centered_gamma", "activation")
-)
+class Setting:
+    """An attribute that plans are made from: setting it voids them. It lies among the others, and is read like them. A __setattr__ in place
+    of it would see parameters too, and FSDP would set them through it in each pass, as new ones."""
+
+    def __set_name__(self, _, name):
+        self.name = name
+
+    def __set__(self, layer, value):
+        d = layer.__dict__
+        d[self.name] = value
+        if "_plans" in d:
+            layer._replan()
 
 
 class Layer(Module):
@@ -100,8 +108,8 @@ class Layer(Module):
         d["_skip"] = None
         d["_text"] = traced.register(self._kind, *self._dims())
         d["_scale_view"] = None
-        # Which parameters were registered last: {name: (identity, shape)}.
-        d["_seen"] = {n: (id(p), None if p is None else tuple(p.shape)) for n, p in self._parameters.items()}
+        # Parameters that were taken away, which may be brought back: {name: (weak reference, shape)}.
+        d["_away"] = {}
 
     def _device(self):
         """The device of the parameters, also of those that a parametrization keeps."""
@@ -204,22 +212,25 @@ class Layer(Module):
             # HuggingFace's from_pretrained assigns whatever a state_dict names.
             checkpointing.assign(self, name, param)
             return
+        before = self._parameters.get(name)
         super().register_parameter(name, param)
-        before, shape = d["_seen"].get(name, (None, None))
-        now = d["_seen"][name] = (id(param), None if param is None else tuple(param.shape))
-        if before == now[0] and shape == now[1]:
-            # Taken away and brought back, as FSDP does in each pass.
-            return
-        if before != now[0]:
+        away, shape = d["_away"].pop(name, (None, None))
+        if param is not None and away is not None and away() is param:
+            # As FSDP does in each pass.
+            if param.shape == shape:
+                return
+        elif param is not before:
             self._replaced()
         # Sizes follow the weight, as in nn.Linear.
         self._resize(name)
         self._replan()
 
-    def __setattr__(self, name, value):
-        super().__setattr__(name, value)
-        if name in _PLANNED and "_plans" in self.__dict__:
-            self._replan()
+    def __delattr__(self, name):
+        parameter = self._parameters.get(name)
+        super().__delattr__(name)
+        if parameter is not None:
+            # Its id would say nothing: a new parameter may lie where this one lay.
+            self.__dict__["_away"][name] = weakref.ref(parameter), parameter.shape
 
     def _replan(self):
         """Sizes or settings changed: what calls have prepared from them is void."""
@@ -248,7 +259,7 @@ class Layer(Module):
 
     def __getstate__(self):
         kept = self.__dict__.copy()
-        kept.update(_plans={}, _cache=None, _last=None, _stats=None, _skip=None, _scale_view=None, _seen={})
+        kept.update(_plans={}, _cache=None, _last=None, _stats=None, _skip=None, _scale_view=None, _away={})
         return kept
 
     def __deepcopy__(self, memo):

@@ -10,7 +10,7 @@ from .. import _abi
 from .functions import LinearFunction, _check_width, _functorch, linear, linear_forward, norm_linear, norm_mlp
 from .functions import forward_ad, refuse_tangents
 from . import traced
-from .layer import Layer, Module, cast, default_device, fan_in_init, refuse
+from .layer import Layer, Module, Setting, cast, default_device, fan_in_init, refuse
 from .norms import norm
 from .plans import LINEAR, NEEDS_DNORM, NEEDS_DW, NEEDS_DW2, NORM_LINEAR, NORM_MLP
 
@@ -55,6 +55,7 @@ class Linear(Layer):
     """
 
     _kind = LINEAR
+    in_features, out_features = Setting(), Setting()
 
     def __init__(
         self, in_features, out_features, sequence_parallel=False, fuse_wgrad_accumulation=False, tp_group=None, tp_size=1,
@@ -142,6 +143,8 @@ class Linear(Layer):
 class _WithNorm(Layer):
     """What the layers with a norm share."""
 
+    eps, normalization, zero_centered_gamma = Setting(), Setting(), Setting()
+
     def _norm(self, features, eps, normalization, zero_centered_gamma, kind):
         if normalization not in ("LayerNorm", "RMSNorm"):
             raise ValueError(f"normalization = {normalization!r}: must be 'LayerNorm' or 'RMSNorm'")
@@ -179,6 +182,7 @@ class LayerNormLinear(_WithNorm):
     """
 
     _kind = NORM_LINEAR
+    in_features, out_features = Setting(), Setting()
 
     def __init__(
         self, in_features, out_features, eps=1e-5, sequence_parallel=False, fuse_wgrad_accumulation=False, tp_group=None, tp_size=1,
@@ -259,6 +263,7 @@ class LayerNormMLP(_WithNorm):
     """
 
     _kind = NORM_MLP
+    hidden_size, ffn_hidden_size, activation = Setting(), Setting(), Setting()
     _slots_wanted = 6
 
     def _weight_slots(self):
