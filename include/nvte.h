@@ -15,7 +15,8 @@
  *   hot path, no branch on device values: safe to capture into a CUDA graph. What is not loaded yet cannot be loaded during a capture:
  *   make the same call ahead with NVTE_STREAM_PREPARE. On a CPU context the work is done when the call returns.
  * - Sizes and strides are int64_t, in elements unless the name says bytes. Any size >= 0, any row stride >= the row, any base address
- *   that its element type allows: nothing has to be a multiple of 16.
+ *   that its element type allows: nothing has to be a multiple of 16. Where arguments must not overlap, a matrix is all that lies between
+ *   its first and its last element, gaps between rows included.
  * - Other libraries may export names of this one: NVIDIA's does. Where it may be loaded in the same process, call through nvte_api().
  *
  * NUMERICS (the same bits on every back end)
@@ -281,7 +282,8 @@ typedef struct nvte_api_t nvte_api_t;
 #define NVTE_LAYER_WEIGHT_SCALE_DUE 64
 
 // With NVTE_LAYER_WEIGHT_SCALE_DUE: that scale is written to the weight's slot, and the amax recorded. Nothing is for a weight that is not
-// cast, as its copies in a cache are filled: set valid to 0 when weights are replaced.
+// cast, as its copies in a cache are filled: set valid to 0 when weights are replaced. (Where skip_refresh keeps the cast away, the scale
+// stays and the amax is recorded all the same.)
 #define NVTE_LAYER_WEIGHT_SCALE_KEEP 128
 
 // A row of packed QKV holds all query heads, then all key heads, then all value heads.

@@ -17,7 +17,7 @@ use crate::{
     error::{Error, Result, Status},
 };
 
-static CONTEXTS: Table<Context> = Table::new("context");
+static CONTEXTS: Table<Context> = Table::new("context", 1);
 
 /// The context behind a handle.
 #[inline]

@@ -44,7 +44,8 @@ pub const NVTE_LAYER_CALIBRATE: u32 = 32;
 /// Weights were replaced (loaded, made new): their cast takes its scale from their own amax.
 pub const NVTE_LAYER_WEIGHT_SCALE_DUE: u32 = 64;
 /// With NVTE_LAYER_WEIGHT_SCALE_DUE: that scale is written to the weight's slot, and the amax recorded. Nothing is for a weight that is not
-/// cast, as its copies in a cache are filled: set valid to 0 when weights are replaced.
+/// cast, as its copies in a cache are filled: set valid to 0 when weights are replaced. (Where skip_refresh keeps the cast away, the scale
+/// stays and the amax is recorded all the same.)
 pub const NVTE_LAYER_WEIGHT_SCALE_KEEP: u32 = 128;
 
 /// Opaque: the description of a layer.
@@ -58,7 +59,7 @@ pub struct nvte_layer {
 #[allow(non_camel_case_types)]
 pub type nvte_layer_t = *mut nvte_layer;
 
-static LAYERS: Table<Layer> = Table::new("layer");
+static LAYERS: Table<Layer> = Table::new("layer", 2);
 
 fn flags(v: u32) -> Result<LayerFlags> {
     if v > 255 {
@@ -224,7 +225,9 @@ pub unsafe extern "C" fn nvte_linear_create(
             self::config(config, |c, norm| {
                 reserved("rmsnorm", norm.rms.into())?;
                 reserved("zero_centered_gamma", norm.zero_centered_gamma.into())?;
-                reserved("eps", c.eps.to_bits())?;
+                if c.eps != 0.0 {
+                    return Err(Error::argument(Status::Unsupported, "eps", c.eps, "must be 0: the layer has no norm"));
+                }
                 Ok(Kind::Linear)
             })
         };

@@ -157,12 +157,13 @@ pub(crate) unsafe fn read_struct<T: Copy>(name: &str, p: *const T, oldest_size: 
     }
     // SAFETY: the first field is the u32 size.
     let size = unsafe { p.cast::<u32>().read() } as usize;
-    let newest_size = mem::size_of::<T>();
-    if size < oldest_size || size > newest_size {
+    let (newest_size, step) = (mem::size_of::<T>(), mem::align_of::<T>());
+    // Between the two there is no size that cuts a pointer: sizes of structs are multiples of their alignment.
+    if size < oldest_size || size > newest_size || size % step != 0 {
         let rule = if oldest_size == newest_size {
             format!("must be {newest_size}")
         } else {
-            format!("must be between {oldest_size} and {newest_size}")
+            format!("must be a multiple of {step} between {oldest_size} and {newest_size}")
         };
         return Err(Error::argument(Status::InvalidStructSize, format_args!("{name}.struct_size"), size, rule));
     }

@@ -5,7 +5,7 @@ use std::{mem::size_of, ptr};
 use nvte::capi::{layer_args::*, layers::*, types::*};
 
 use super::framework::{create, message, Call, Fault, Function, Input, Output, Pointer};
-use nvte::capi::context::nvte_context_destroy;
+use nvte::capi::context::{nvte_context_destroy, nvte_context_trim};
 
 const TOKENS: i64 = 5;
 const K: i64 = 12;
@@ -384,7 +384,7 @@ pub fn the_rest() {
     for (kind, status, text, change) in [
         (Kind::Linear, NVTE_ERROR_UNSUPPORTED, "rmsnorm", (|c| c.rmsnorm = 1) as Change),
         (Kind::Linear, NVTE_ERROR_UNSUPPORTED, "zero_centered_gamma", |c| c.zero_centered_gamma = 1),
-        (Kind::Linear, NVTE_ERROR_UNSUPPORTED, "eps", |c| c.eps = 1e-5),
+        (Kind::Linear, NVTE_ERROR_UNSUPPORTED, "eps = 0.5:", |c| c.eps = 0.5),
         (Kind::Linear, NVTE_ERROR_INVALID_VALUE, "ffn_features", |c| c.ffn_features = 1),
         (Kind::NormLinear, NVTE_ERROR_INVALID_ENUM, "rmsnorm", |c| c.rmsnorm = 2),
         (Kind::NormLinear, NVTE_ERROR_INVALID_ENUM, "zero_centered_gamma", |c| c.zero_centered_gamma = -1),
@@ -414,6 +414,9 @@ pub fn the_rest() {
         assert_eq!((s.slots, s.saved_per_token, s.saved_fixed), (6, 0, 0));
         refused(nvte_linear_fwd(layer, ptr::null(), ptr::null_mut()), NVTE_ERROR_INVALID_HANDLE, "LayerNormMLP");
         refused(nvte_layernorm_linear_bwd(layer, ptr::null(), ptr::null_mut()), NVTE_ERROR_INVALID_HANDLE, "LayerNormLinear");
+        // Handles of two kinds are told apart.
+        refused(nvte_layer_sizes(ctx.cast(), 0, &mut s), NVTE_ERROR_INVALID_HANDLE, "layer");
+        refused(nvte_context_trim(layer.cast()), NVTE_ERROR_INVALID_HANDLE, "context");
         // A layer outlives the context it was made with.
         assert_eq!(nvte_context_destroy(ctx), NVTE_OK);
         assert_eq!(nvte_layer_sizes(layer, 0, &mut s), NVTE_OK);

@@ -139,7 +139,8 @@ fn contexts() {
     for kind in [-1, 2, i32::MAX] {
         refused(create_with(kind, 0, ptr::null(), &mut ctx), NVTE_ERROR_INVALID_ENUM, "device_type");
     }
-    for size in [0, 7, size_of::<nvte_context_options_t>() as u32 + 1, u32::MAX] {
+    // 12 and 20 would cut a pointer.
+    for size in [0, 7, 12, 20, size_of::<nvte_context_options_t>() as u32 + 1, u32::MAX] {
         let options = nvte_context_options_t { struct_size: size, ..sized };
         refused(create_with(NVTE_DEVICE_CPU, 0, &options, &mut ctx), NVTE_ERROR_INVALID_STRUCT_SIZE, "options.struct_size");
     }
