@@ -151,14 +151,14 @@ impl Layer {
         let (call, flags, config) = (&a.call, &a.call.flags, &self.config);
         let (fp8, t, last) = (self.fp8(flags), call.tokens, self.count - 1);
         let sizes = self.sizes(flags);
-        let [saved_range, workspace, live, scale] = self.check_call(call, sizes.saved, sizes.backward_workspace)?;
+        let [saved_range, workspace, live, scale, skip] = self.check_call(call, sizes.saved, sizes.backward_workspace)?;
         let none = check::Range { name: "", start: 0, end: 0 };
         let (dy, dy_range) = self.matrix("dy", config.dtype, a.dy, t, self.products[last].n)?;
         let k0 = self.products[0].k;
         let norm = config.norm();
         let reads_x = if norm.is_some() { flags.dgrad() } else { flags.dw[0] && !fp8 };
         let x = view(config.dtype, a.x, t, k0);
-        let mut inputs = [dy_range, saved_range, none, none, none, none, none];
+        let mut inputs = [dy_range, saved_range, none, none, none, none, none, skip];
         if reads_x {
             inputs[2] = self.matrix("x", config.dtype, a.x, t, k0)?.1;
         }
@@ -226,7 +226,7 @@ impl Layer {
                 };
                 let g = match fp8 {
                     true => self.fp8_gradient(a, i, &from, &saved, &plan, wgrad, weight.as_ref(), stream)?,
-                    false => self.high_gradient(a, i, &from, &saved, &plan, stream)?,
+                    false => self.high_gradient(a, i, &from, &saved, &plan, dgrad || wgrad, stream)?,
                 };
                 if let (Some(_), Some(cache)) = (&weight, cache.as_deref_mut()) {
                     cache.valid |= 2 << (2 * i);
@@ -342,7 +342,7 @@ impl Layer {
         Ok(Gradient { row: operand(plan.row[i], t, pad(n)), transposed: operand(transposed, n, pad(t)) })
     }
 
-    /// The gradient of product `i`'s output without FP8, and the bias gradient beside it.
+    /// The gradient of product `i`'s output without FP8, and the bias gradient beside it. `multiplied`: a product reads it.
     ///
     /// # Safety
     /// As [`Layer::backward`], checked.
@@ -353,6 +353,7 @@ impl Layer {
         from: &TensorView,
         saved: &Saved,
         plan: &BackwardPlan,
+        multiplied: bool,
         stream: Stream,
     ) -> Result<Gradient> {
         let (t, n) = (a.call.tokens, self.products[i].n);
@@ -368,7 +369,7 @@ impl Layer {
                 let job = CastJob { dbias: Some(dbias), workspace: plan.reduce, ..CastJob::new(g, nothing) };
                 self.ctx.backend().cast(&job, stream)?;
             }
-            if a.call.flags.calibrate {
+            if a.call.flags.calibrate && multiplied {
                 self.calibrate(&[(&g, i, 2)], a.call.live, stream)?;
             }
         }

@@ -165,12 +165,12 @@ impl Layer {
         let (call, flags, config) = (&a.call, &a.call.flags, &self.config);
         let (fp8, t) = (self.fp8(flags), call.tokens);
         let sizes = self.sizes(flags);
-        let [saved_range, workspace, live, scale] = self.check_call(call, sizes.saved, sizes.forward_workspace)?;
+        let [saved_range, workspace, live, scale, skip] = self.check_call(call, sizes.saved, sizes.forward_workspace)?;
         let (x, x_range) = self.matrix("x", config.dtype, a.x, t, self.products[0].k)?;
         let last = self.products[self.count - 1];
         let (y, y_range) = self.matrix("y", config.dtype, a.y, t, last.n)?;
         let none = check::Range { name: "", start: 0, end: 0 };
-        let mut inputs = [x_range, none, none, none, none, none, none];
+        let mut inputs = [x_range, none, none, none, none, none, none, skip];
         for (i, p) in self.products().iter().enumerate() {
             let [weight, bias, ..] = self.names(i);
             inputs[1 + 2 * i] = self.matrix(weight, config.param_dtype, a.weights[i], p.n, p.k)?.1;

@@ -386,8 +386,8 @@ impl Layer {
         [2 * i, 2 * i + 1, 3 * self.count - 1 - i].map(|s| s as u64)
     }
 
-    /// Checks what both passes share. Returns where `saved`, the workspace, `live` and `scale` lie.
-    fn check_call(&self, c: &LayerCall, saved: Linear, workspace: Linear) -> Result<[check::Range; 4]> {
+    /// Checks what both passes share. Returns where `saved`, the workspace, `live`, `scale` and `skip_refresh` lie.
+    fn check_call(&self, c: &LayerCall, saved: Linear, workspace: Linear) -> Result<[check::Range; 5]> {
         let b = self.ctx.backend();
         if self.config.recipe.is_none() && c.flags.calibrate {
             return Err(Error::argument(Status::Unsupported, "calibrate", 1, "needs a recipe whose slots record"));
@@ -403,7 +403,7 @@ impl Layer {
         if c.tokens > MOST {
             return Err(Error::argument(Status::SizeOverflow, "tokens", c.tokens, format!("must be at most {MOST}")));
         }
-        let mut ranges = [check::Range { name: "saved", start: 0, end: 0 }; 4];
+        let mut ranges = [check::Range { name: "saved", start: 0, end: 0 }; 5];
         for (range, (name, bytes_name, p, given, needed)) in ranges.iter_mut().zip([
             ("saved", "saved_bytes", c.saved, c.saved_bytes, saved.bytes(c.tokens)),
             ("workspace", "workspace_bytes", c.workspace, c.workspace_bytes, workspace.bytes(c.tokens)),
@@ -423,7 +423,8 @@ impl Layer {
         let slots = 3 * self.count as i64;
         ranges[2] = check::vector(b, "live", c.live, DType::F32, slots, true)?;
         ranges[3] = check::vector(b, "scale", c.scale, DType::F32, slots, true)?;
-        check::pointer(b, "skip_refresh", c.skip_refresh, 4)?;
+        // A u32, of f32's size.
+        ranges[4] = check::vector(b, "skip_refresh", c.skip_refresh, DType::F32, 1, true)?;
         Ok(ranges)
     }
 

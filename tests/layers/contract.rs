@@ -1,15 +1,16 @@
 //! What a layer promises beside numbers: sizes, flags, weight caches, scales of replaced weights, calibration, threads.
 
 use nvte::{
-    layers::{LayerFlags, WeightCache},
+    layers::{ForwardArgs, Layer, LayerCall, LayerConfig, LayerFlags, Rows, WeightCache},
+    numerics::{DelayedScaling, Recipe},
     ops::activation::Activation,
-    Context, DType, Ptr, Status, Stream,
+    Context, DType, Device, Ptr, Status, Stream,
 };
 use rand::{rngs::StdRng, RngExt};
 
 use crate::{
     common::{context, rng, Guarded, POISON},
-    rig::{bits, matrix, Case, Held, How, Outputs, Rig, Scaling},
+    rig::{bits, matrix, rows, Case, Held, How, Outputs, Rig, Scaling},
     HIGH, SCALINGS,
 };
 
@@ -199,11 +200,14 @@ fn calibration_computes_without_fp8_and_records() {
             let how = How::with(LayerFlags { calibrate: true, ..LayerFlags::training() });
             let got = rig.run(&how);
             rig.check(&how, &got);
+            // A gradient that no product reads is not recorded.
+            let idle = How::with(LayerFlags { calibrate: true, ..LayerFlags::default() });
+            rig.check(&idle, &rig.run(&idle));
             assert!(got.live.iter().zip(&rig.live0).all(|(a, b)| a > b || *b > 1.0), "{case:?}: {:?}", got.live);
             assert_eq!(bits(&rig.run(&How { record: false, ..how }).live), bits(&rig.live0));
             // The same bits as the layer that has no recipe.
             rig.case.scaling = Scaling::None;
-            rig.layer = nvte::layers::Layer::new(&ctx, &rig.case.config()).unwrap();
+            rig.layer = Layer::new(&ctx, &rig.case.config()).unwrap();
             assert_eq!(rig.run(&How::training()).codes()[..5], got.codes()[..5]);
         }
     }
@@ -315,4 +319,50 @@ fn refused_calls_write_nothing() {
     mixed.param_dtype = DType::Bf16;
     let mixed = Rig::new(&ctx, mixed, &mut rng);
     assert!(mixed.run_with(&how, None).err().unwrap().to_string().contains("param_dtype"));
+}
+
+/// Forward's arguments for a Linear in this memory, with no backward pass to come.
+fn inference(tokens: i64, workspace: &Guarded, [x, weight, y]: [Rows; 3], skip_refresh: Ptr) -> ForwardArgs {
+    let call = LayerCall {
+        tokens,
+        flags: LayerFlags::default(),
+        saved: Ptr::NULL,
+        saved_bytes: 0,
+        workspace: workspace.ptr(),
+        workspace_bytes: workspace.bytes() as u64,
+        live: Ptr::NULL,
+        scale: Ptr::NULL,
+        skip_refresh,
+    };
+    let (weights, biases) = ([weight, Rows::default()], [Ptr::NULL; 2]);
+    ForwardArgs { call, x, gamma: Ptr::NULL, beta: Ptr::NULL, weights, biases, y, norm_out: Rows::default() }
+}
+
+#[test]
+fn the_flag_of_a_cache_is_an_input_like_others() {
+    let (ctx, mut rng) = (context(), rng("the_flag_of_a_cache_is_an_input_like_others"));
+    let rig = Rig::new(&ctx, Case::new(0, 3, 4, 5, DType::F32, Scaling::Delayed), &mut rng);
+    let (_memory, mut c) = cache(&ctx, &rig);
+    let workspace = Guarded::new(&ctx, rig.layer.sizes(&LayerFlags::default()).forward_workspace.bytes(3) as usize, 0);
+    let y = rig.output(DType::F32, 3, 5);
+    for flag in [y.ptr(), workspace.ptr(), c.data] {
+        let f = inference(3, &workspace, [rows(&rig.x.t), rows(&rig.w[0].t), rows(&y)], flag);
+        // SAFETY: all memory is live.
+        let e = unsafe { rig.layer.forward(&f, Some(&mut c), Stream::NULL) }.unwrap_err();
+        assert!(e.status() == Status::Overlap && e.to_string().contains("skip_refresh"), "{e}");
+    }
+}
+
+/// Work is counted in elements: rows of none take no time.
+#[test]
+fn any_number_of_empty_tokens() {
+    let ctx = context();
+    if ctx.device() != Device::Cpu {
+        return;
+    }
+    let layer = Layer::new(&ctx, &LayerConfig::linear(0, 0, DType::Bf16, Some(Recipe::Delayed(DelayedScaling::default())))).unwrap();
+    let tokens = 1 << 40;
+    let workspace = Guarded::new(&ctx, layer.sizes(&LayerFlags::default()).forward_workspace.bytes(tokens) as usize, 0);
+    // SAFETY: there are no elements.
+    unsafe { layer.forward(&inference(tokens, &workspace, [Rows::default(); 3], Ptr::NULL), None, Stream::NULL).unwrap() };
 }

@@ -123,7 +123,8 @@ impl Backend for CpuBackend {
     }
 
     unsafe fn zero_2d(&self, to: Ptr, pitch: u64, width: u64, height: u64, stream: Stream) -> Result<()> {
-        if !stream.is_prepare() {
+        // Rows of nothing may be without number.
+        if width > 0 && !stream.is_prepare() {
             for row in 0..height {
                 // SAFETY: the caller vouches for the rows.
                 unsafe { std::ptr::write_bytes(to.offset(row * pitch).as_ptr::<u8>(), 0, width as usize) }
