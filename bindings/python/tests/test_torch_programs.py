@@ -26,9 +26,9 @@ def trained(layer, features, steps=2):
     return layer
 
 
-def run(code):
+def run(code, *arguments):
     """Output of a program of its own."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -308,7 +308,7 @@ def test_parameters_taken_away_and_brought_back_are_not_replaced():
     for _ in range(3):
         with te.autocast():
             del layer.weight
-            layer.weight = parameter.view_as(parameter)
+            layer.weight = layer._parameters["weight"] = parameter.view_as(parameter)
             y = layer(x)
         y.sum().backward()
         parameter.data = whole.flatten()[:50]
@@ -338,30 +338,35 @@ def test_a_new_parameter_where_the_old_one_lay_replaces_it():
 
 
 SHARDED = """
-import copy
+import copy, sys
 import torch
 import nvte.torch as te
 from torch.distributed import HashStore, destroy_process_group, init_process_group
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 model = torch.nn.Sequential(te.Linear(16, 32, device="cpu"), te.LayerNormMLP(32, 64, device="cpu"), te.Linear(32, 8, device="cpu"))
-twin = copy.deepcopy(model)
-for part in (*model, model):
-    fully_shard(part, mesh=init_device_mesh("cpu", (1,)))
+twin, layers = copy.deepcopy(model), list(model)
+if sys.argv[1] == "fully_shard":
+    from torch.distributed.fsdp import fully_shard
+    for part in (*model, model):
+        fully_shard(part, mesh=init_device_mesh("cpu", (1,)))
+else:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    wrap = lambda m: FullyShardedDataParallel(m, use_orig_params=True, device_id=torch.device("cpu"))
+    model = wrap(torch.nn.Sequential(*map(wrap, layers)))
 plans = []
 for _ in range(3):
     x = torch.randn(5, 16)
     with te.autocast():
         y, z = model(x), twin(x)
     (y.square().sum() + z.square().sum()).backward()
-    assert torch.equal(y, z) and not any(layer._due for layer in model)
+    assert torch.equal(y, z) and not any(layer._due for layer in layers)
     with torch.no_grad():
         for p in (*model.parameters(), *twin.parameters()):
             p.sub_(p.grad, alpha=0.1)
             p.grad = None
-    plans.append(list(model[0]._plans.values()))
+    plans.append(list(layers[0]._plans.values()))
 # What calls prepare is kept.
 assert plans[0] == plans[-1] and len(plans[0]) == 1
 destroy_process_group()
@@ -369,9 +374,12 @@ print("done")
 """
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 8) or not torch.distributed.is_available(), reason="torch 2.6 shards on GPUs alone")
-def test_fully_sharded_layers_are_those_of_one_process():
-    assert "done" in run(SHARDED)
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="needs torch.distributed")
+@pytest.mark.parametrize("way", ["fully_shard", "use_orig_params"])
+def test_sharded_layers_are_those_of_one_process(way):
+    if way == "fully_shard" and torch.__version__ < (2, 8):
+        pytest.skip("torch 2.6 shards on GPUs alone")
+    assert "done" in run(SHARDED, way)
 
 
 @pytest.mark.parametrize("kind", [te.LayerNorm, te.RMSNorm])

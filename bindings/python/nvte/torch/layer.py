@@ -228,7 +228,8 @@ class Layer(Module):
     def __delattr__(self, name):
         parameter = self._parameters.get(name)
         super().__delattr__(name)
-        if parameter is not None:
+        # FSDP puts a tensor in a parameter's place meanwhile.
+        if isinstance(parameter, torch.nn.Parameter):
             # Its id would say nothing: a new parameter may lie where this one lay.
             self.__dict__["_away"][name] = weakref.ref(parameter), parameter.shape
 
