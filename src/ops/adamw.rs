@@ -242,12 +242,13 @@ fn finite(name: &str, v: f64, low: f64, below: f64) -> Result<()> {
     Err(Error::argument(Status::InvalidValue, name, v, rule))
 }
 
-/// One step of AdamW (NUMERICS section 8) for all tensors of a list. With t = steps taken + 1, in f32:
+/// One step of AdamW (NUMERICS section 8) for all tensors of a list. With t = steps taken + 1, in f32, each operation rounded by itself in
+/// this order, where what is the same for all elements is formed in f64 (clip / grad_scale in f32) and rounded once:
 ///
 /// ```text
-/// g = gradient * clip / grad_scale                  (L2: g += weight_decay * w)
-/// m = beta1 * m + (1 - beta1) * g;   v = beta2 * v + (1 - beta2) * g * g
-/// w -= lr * weight_decay * w + lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+/// g = gradient * (clip / grad_scale)                (L2: g += weight_decay * w)
+/// m = beta1 * m + (1 - beta1) * g;   v = beta2 * v + ((1 - beta2) * g) * g
+/// w -= (lr / (1 - beta1^t)) * (m / (sqrt(v) * (1 / sqrt(1 - beta2^t)) + eps)) + (lr * weight_decay) * w
 /// ```
 ///
 /// # Safety

@@ -191,6 +191,7 @@ pub unsafe fn cast_dbias(ctx: &Context, args: &CastDbiasArgs, stream: Stream) ->
     let ([row, col, scale_inv, amax], scale) = (written, scale_slot(b, &output)?);
     check::disjoint(&[read, scale], &[row, col, scale_inv, amax, sums, scratch])?;
     if current.is_some() {
+        // Then the scale is written.
         check::disjoint(&[read], &[scale])?;
     }
     let dbias = BiasGradient { ptr: args.dbias, dtype: args.dbias_dtype, accumulate: args.accumulate };

@@ -92,7 +92,7 @@ mod tests {
         backend::cpu::CpuBackend,
         backend::Backend,
         context::{ContextOptions, Stream},
-        ops::cast::{CastArgs, CastJob},
+        ops::cast::CastJob,
         tensor::{DType, Ptr, TensorView},
     };
 
@@ -104,7 +104,6 @@ mod tests {
         let input = view(DType::F32, Ptr::from(x.as_ptr().cast_mut().cast::<u8>()));
         let output = view(DType::E5m2, Ptr::from(codes.as_mut_ptr()));
         let output = TensorView { scale: Ptr::from(std::ptr::from_ref(&scale).cast_mut().cast::<u8>()), ..output };
-        let CastArgs { input, output } = CastArgs { input, output };
         // SAFETY: all of it is live, and of the sizes said.
         unsafe { backend.cast(&CastJob::new(input, output), Stream::NULL) }.unwrap();
         codes

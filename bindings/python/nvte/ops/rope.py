@@ -160,9 +160,9 @@ def rope_bwd(
     return _run(function, dy, cos, sin, layout, interleaved, start, positions, start_positions, cu_seqlens, out, stream, context)
 
 
-def _split(function, whole, parts, order, dims, kv_heads, angles, space, stream, context):
-    """Calls; whole and parts as _heads and _tokens describe them."""
-    (number, at, _, strides), (q, k, v) = whole, parts
+def _split(function, packed, parts, order, dims, kv_heads, angles, space, stream, context):
+    """Calls; packed and parts as _heads and _tokens describe them."""
+    (number, at, _, strides), (q, k, v) = packed, parts
     if order not in _ORDERS:
         raise ValueError(f"order = {order!r}: must be 'concatenated' or 'grouped'")
     for name, t, many in (("q", q, dims[2]), ("k", k, kv_heads), ("v", v, kv_heads)):
@@ -190,8 +190,8 @@ def rope_qkv_fwd(
     heads, all key heads, all value heads). out: memory for q, k and v. Otherwise as rope_fwd.
     """
     space = first_space(qkv)
-    whole = _tokens(space, "qkv", qkv, layout, q_heads + 2 * kv_heads)
-    seq, batch, _, head_dim = whole[2]
+    packed = _tokens(space, "qkv", qkv, layout, q_heads + 2 * kv_heads)
+    seq, batch, _, head_dim = packed[2]
     shape = tuple(qkv.shape[:-1])
     if out is None:
         out = tuple(space.empty_as(qkv, (*shape, n, head_dim)) for n in (q_heads, kv_heads, kv_heads))
@@ -199,7 +199,7 @@ def rope_qkv_fwd(
         raise ValueError(f"out: has {len(out)} arrays, and q, k and v are three")
     parts = [_heads(space, name, space.writable(name, t), layout) for name, t in zip("qkv", out)]
     angles = _tables(space, cos, sin, layout, seq, batch, interleaved, start, positions, start_positions, cu_seqlens)
-    _split(lib.nvte_rope_qkv_fwd, whole, parts, order, (seq, batch, q_heads, head_dim), kv_heads, angles, space, stream, context)
+    _split(lib.nvte_rope_qkv_fwd, packed, parts, order, (seq, batch, q_heads, head_dim), kv_heads, angles, space, stream, context)
     return tuple(out)
 
 
@@ -214,9 +214,9 @@ def rope_qkv_bwd(
     heads = q_heads + 2 * kv_heads
     if out is None:
         out = space.empty_as(dq, (*dq.shape[:-2], heads * head_dim))
-    whole = _tokens(space, "qkv", space.writable("out", out), layout, heads)
-    if whole[2] != (seq, batch, heads, head_dim):
+    packed = _tokens(space, "qkv", space.writable("out", out), layout, heads)
+    if packed[2] != (seq, batch, heads, head_dim):
         raise ValueError(f"out: its shape {tuple(out.shape)} does not fit the parts")
     angles = _tables(space, cos, sin, layout, seq, batch, interleaved, start, positions, start_positions, cu_seqlens)
-    _split(lib.nvte_rope_qkv_bwd, whole, parts, order, (seq, batch, q_heads, head_dim), kv_heads, angles, space, stream, context)
+    _split(lib.nvte_rope_qkv_bwd, packed, parts, order, (seq, batch, q_heads, head_dim), kv_heads, angles, space, stream, context)
     return out
