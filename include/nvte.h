@@ -338,7 +338,7 @@ typedef struct nvte_capability_t {
 typedef struct nvte_context_options_t {
   // sizeof(nvte_context_options_t).
   uint32_t struct_size;
-  // Threads of a CPU context; 0: NVTE_NUM_THREADS, else all cores.
+  // Threads of a CPU context, 1024 at most: more are taken as that; 0: NVTE_NUM_THREADS, else all cores.
   uint32_t num_threads;
   // Folder of compiled kernels (host string); NULL: NVTE_CACHE_DIR, else XDG_CACHE_HOME/nvte, else HOME/.cache/nvte; "": off.
   const char *cache_dir;

@@ -37,7 +37,7 @@ pub const NVTE_DEVICE_CUDA: i32 = 1;
 pub struct nvte_context_options_t {
     /// sizeof(nvte_context_options_t).
     pub struct_size: u32,
-    /// Threads of a CPU context; 0: NVTE_NUM_THREADS, else all cores.
+    /// Threads of a CPU context, 1024 at most: more are taken as that; 0: NVTE_NUM_THREADS, else all cores.
     pub num_threads: u32,
     /// Folder of compiled kernels (host string); NULL: NVTE_CACHE_DIR, else XDG_CACHE_HOME/nvte, else HOME/.cache/nvte; "": off.
     pub cache_dir: *const c_char,
