@@ -6,7 +6,7 @@
 
 use super::check;
 use crate::{
-    backend::Backend,
+    backend::{cpu::Ieee, Backend},
     context::{Context, Stream},
     error::{Error, Result, Status},
     tensor::{DType, Ptr, TensorView},
@@ -239,7 +239,7 @@ pub unsafe fn rope_qkv_bwd(ctx: &Context, args: &RopeQkvArgs, stream: Stream) ->
 }
 
 /// Cosines and sines `[cos.len() / (rotary_dim / 2), rotary_dim / 2]` for positions from `start` on: the angle of pair i at position t is
-/// `t * base^(-2i / rotary_dim)`, formed in f64.
+/// `t * base^(-2i / rotary_dim)`, formed in f64 by functions in Rust, so that a table is the same on every system.
 pub fn rope_table(start: i64, rotary_dim: i64, base: f64, cos: &mut [f32], sin: &mut [f32]) -> Result<()> {
     if rotary_dim < 0 || rotary_dim % 2 != 0 {
         return Err(Error::argument(Status::InvalidShape, "rotary_dim", rotary_dim, "must be even and not negative"));
@@ -251,12 +251,13 @@ pub fn rope_table(start: i64, rotary_dim: i64, base: f64, cos: &mut [f32], sin: 
         return Ok(());
     }
     let half = (rotary_dim / 2) as usize;
-    let frequencies: Vec<f64> = (0..half).map(|i| base.powf(-2.0 * i as f64 / rotary_dim as f64)).collect();
+    let _ieee = Ieee::enter();
+    let frequencies: Vec<f64> = (0..half).map(|i| libm::pow(base, -2.0 * i as f64 / rotary_dim as f64)).collect();
     for (row, (cos, sin)) in cos.chunks_mut(half).zip(sin.chunks_mut(half)).enumerate() {
         let position = start as f64 + row as f64;
         for ((c, s), f) in cos.iter_mut().zip(sin).zip(&frequencies) {
             let angle = position * f;
-            (*c, *s) = (angle.cos() as f32, angle.sin() as f32);
+            (*c, *s) = (libm::cos(angle) as f32, libm::sin(angle) as f32);
         }
     }
     Ok(())

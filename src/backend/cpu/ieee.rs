@@ -1,5 +1,6 @@
 //! The processor's floating-point mode. A program may have subnormals flushed to zero (`torch.set_flush_denormal`; any library that was
-//! linked with -ffast-math sets it when it is loaded) or another rounding; results of the CPU back end do not change with it.
+//! linked with -ffast-math sets it when it is loaded) or another rounding; results of the CPU back end, and tables made on the host, do not
+//! change with it.
 
 /// IEEE's own arithmetic (subnormals as they are, to nearest even) on this thread, until it is dropped.
 pub(crate) struct Ieee(Option<control::Mode>);
@@ -92,7 +93,7 @@ mod tests {
         backend::cpu::CpuBackend,
         backend::Backend,
         context::{ContextOptions, Stream},
-        ops::cast::CastJob,
+        ops::{cast::CastJob, rope::rope_table},
         tensor::{DType, Ptr, TensorView},
     };
 
@@ -114,6 +115,12 @@ mod tests {
         // Subnormals, of which a mode that flushes them would make zeros.
         let x: Vec<f32> = (1..=1 << 18).map(|i| f32::from_bits((i << 4) + 256)).collect();
         let want = codes(&x, 1);
+        let table = || {
+            let (mut cos, mut sin) = ([0f32; 512], [0f32; 512]);
+            rope_table(1000, 64, 1e4, &mut cos, &mut sin).unwrap();
+            (cos, sin)
+        };
+        let angles = table();
         assert!(want.iter().all(|c| *c != 0));
         std::thread::spawn(move || {
             let before = control::read();
@@ -125,6 +132,7 @@ mod tests {
                 assert!(codes(&x, threads) == want, "{threads} threads");
                 assert_eq!(control::read() & control::OTHER, other & control::OTHER);
             }
+            assert!(table() == angles, "rope_table");
             control::write(before);
         })
         .join()

@@ -31,7 +31,7 @@ use crate::{
     ops,
     tensor::Ptr,
 };
-use ieee::Ieee;
+pub(crate) use ieee::Ieee;
 use parallel::Threads;
 
 /// The CPU back end.
