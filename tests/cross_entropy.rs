@@ -150,8 +150,10 @@ impl Case {
                     (false, false) => f64::NAN,
                     _ => g * (p - e / v as f64 - (1.0 - e) * hit),
                 });
+                // In f32 the exponential of x - max is off by the rounding of its argument, too: |x - max| 2^-24, at most |ln p| 2^-24, of it.
+                let power = if p > 0.0 { p * (1.5 + p.ln().abs() / 4.0) } else { 0.0 };
                 // The largest exponential is 1; beside it, those below 2^-125 are 0.
-                r.dx_terms.push(g.abs() * p.max(hit).max(e / v as f64).max(2f64.powi(-100)));
+                r.dx_terms.push(g.abs() * power.max(hit).max(e / v as f64).max(2f64.powi(-100)));
             }
         }
         let sum: f64 = r.loss.iter().sum();

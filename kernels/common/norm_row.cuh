@@ -103,7 +103,7 @@ DEVICE Stats row_stats(const Args &a, Share own, const Vec16 (&raw)[SLOTS], floa
     }
   }
   if (RMS) return finish(0.0f, 0.0f, group_sum(squares[0] + squares[1], place, part, a.warps, barrier), a.inv_n, a.eps);
-  const float centre = centre_of(group_sum(sum[0] + sum[1], place, part, a.warps, barrier), a.inv_n);
+  const float all = group_sum(sum[0] + sum[1], place, part, a.warps, barrier), centre = centre_of(all, a.inv_n);
   sum[0] = sum[1] = 0.0f;
 #pragma unroll
   for (int i = 0; i < SLOTS; ++i) {
@@ -113,12 +113,13 @@ DEVICE Stats row_stats(const Args &a, Share own, const Vec16 (&raw)[SLOTS], floa
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       w[k] -= c;
-      sum[k & 1] += w[k];
+      if (X == DT_F32) sum[k & 1] += w[k];
       squares[k & 1] += w[k] * w[k];
     }
   }
-  sum[0] += sum[1];
   squares[0] += squares[1];
+  if (X != DT_F32) return finish_16_bit(centre, all, group_sum(squares[0], half_place, part_a, a.warps, barrier), a.inv_n, a.eps);
+  sum[0] += sum[1];
   group_sum2(sum[0], squares[0], half_place, part_a, part_b, a.warps, barrier);
   return finish(centre, sum[0], squares[0], a.inv_n, a.eps);
 }
@@ -194,4 +195,60 @@ DEVICE void put_warp_amax(const Args &a, float amax, u32 recorded) {
   if (!FP8 || !a.amax) return;
   const u32 most = warp_max(bits_of(amax));
   if ((threadIdx.x & 31) == 0 && most > recorded) record_amax(a.amax, most);
+}
+
+// f(Type<dt>()) for a type of y.
+template <class F> DEVICE void with_output(int dt, F f) {
+  if constexpr (FP8) {
+    if (dt == DT_E4M3) f(Type<DT_E4M3>());
+    else f(Type<DT_E5M2>());
+  } else {
+    if (dt == X) f(Type<X>());
+    else if (dt == DT_F32) f(Type<DT_F32>());
+    else if (dt == DT_BF16) f(Type<DT_BF16>());
+    else f(Type<DT_F16>());
+  }
+}
+
+// All of a row that has the block, or (a.warps is 1) the calling warp, to itself. policy(): that of y's stores, asked when it is needed, since
+// registers are short before.
+template <class Policy> DEVICE void forward_row(const Args &a, i64 row, Policy policy) {
+  alignas(16) __shared__ float parts[3][32];
+  const bool alone = a.warps == 1;  // no barrier is met
+  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const Share own = share_of(a, alone ? 0 : warp);
+  Vec16 raw[SLOTS];
+  load_row<X == DT_F32 || !KEEP && FP8 ? 2 : KEEP ? SLOTS : 4>(a, row, own, raw);
+  // With x, so that nobody waits for them at the end; where registers are short (f32 most of all), then.
+  constexpr bool EARLY = KEEP && X != DT_F32;
+  const float early_scale = FP8 && X != DT_F32 && a.scale ? *a.scale : 1.0f;
+  const u32 early = EARLY ? read_amax(a) : 0;
+  // Parts of warps that are not there; the first barrier of a sum stands between this and whoever reads them.
+  if (threadIdx.x >= a.warps && threadIdx.x < 32) {
+#pragma unroll
+    for (int k = 0; k < 3; ++k) parts[k][threadIdx.x] = 0.0f;
+  }
+  float v[KEEP ? SLOTS : 1][N];
+  const Stats s = row_stats(a, own, raw, v, &parts[0][warp], &parts[1 + ((lane & 16) >> 4)][warp], parts[0], parts[1], parts[2],
+                            [] { __syncthreads(); });
+  if (lane == 0 && (alone || warp == 0)) put_stats(a, row, s);
+  u8 *y = a.y + (row * a.ldy + own.at * N) * (FP8 ? 1 : element_size(a.y_dt));
+  const u64 past = policy();
+  const float scale = FP8 && X == DT_F32 && a.scale ? *(const volatile float *)a.scale : early_scale;
+  float amax = 0.0f;
+  if constexpr (FP8) {
+    // Which format is asked once a row.
+    with_output(a.y_dt, [&](auto type) {
+      finish_row(a, own, s, raw, v, [&](int i, const float (&w)[N]) {
+#pragma unroll
+        for (int k = 0; k < N; ++k) amax = max_nan(amax, w[k]);
+        store_vector<decltype(type)::value>(y, i * 32 * N, w, scale, past);
+      });
+    });
+  } else {
+    finish_row(a, own, s, raw, v, [&](int i, const float (&w)[N]) {
+      with_output(a.y_dt, [&](auto type) { store_vector<decltype(type)::value>(y, i * 32 * N, w, scale, past); });
+    });
+  }
+  put_warp_amax(a, amax, EARLY ? early : read_amax(a));
 }

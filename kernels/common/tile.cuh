@@ -42,9 +42,8 @@ DEVICE void transpose4(u32 &a, u32 &b, u32 &c, u32 &d) {
 
 template <int V> DEVICE u32 tile_key(u32 c) { return (c / V) & 15; }
 
-// Puts the thread's codes, code[row][word], into the transposed tile.
-template <int V> DEVICE void tile_put(u8 *tile, const u32 (&code)[8][2]) {
-  u32 k = threadIdx.x >> 4;
+// Puts the thread's codes, code[row][word] of the rows from 8 k on, into the transposed tile.
+template <int V> DEVICE void tile_put(u8 *tile, const u32 (&code)[8][2], u32 k = threadIdx.x >> 4) {
 #pragma unroll
   for (u32 h = 0; h < 2; h++) {
     u32 lo[4], hi[4];

@@ -217,6 +217,62 @@ fn layouts_of_many_rows_equal_the_reference() {
     }
 }
 
+/// Codes that the cache of no device holds are made and transposed by parts: the same codes as without a second layout, which other tests
+/// compare with the reference.
+#[test]
+fn layouts_beyond_the_cache_hold_the_codes_of_one_layout() {
+    let ctx = context();
+    let mut rng = rng("layouts_beyond_the_cache_hold_the_codes_of_one_layout");
+    let parts = if on_cuda() && std::env::var_os("NVTE_TEST_SMALL").is_none() { 64 } else { 1 };
+    for (rows, cols, xt, with_residual) in [
+        (16 * 45, 1024, DType::F32, false),
+        (16 * 9, 5128, DType::F16, true),
+        (16 * 3, 16_384, DType::Bf16, false),
+        (16 * 6, 8192, DType::Bf16, true),
+    ] {
+        let rows = rows * parts + 48;
+        let values = normal(&mut rng, rows * cols, 0.5, 1.0);
+        let x = matrix(&ctx, xt, rows, cols, true, &values, &mut rng).0;
+        let residual = with_residual.then(|| matrix(&ctx, xt, rows, cols, true, &values, &mut rng).0);
+        let gamma = parameter(&ctx, cols, true, 1.0, &mut rng);
+        let beta = parameter(&ctx, cols, true, 0.0, &mut rng);
+        for norm in NORMS {
+            let yt = FP8[rng.random_range(0..2)];
+            let mut made = Vec::new();
+            for both in [false, true] {
+                let (y, y_t) = (output(&ctx, yt, rows, cols, true, &mut rng), output(&ctx, yt, cols, rows, true, &mut rng));
+                let sum = output(&ctx, xt, rows, cols, true, &mut rng);
+                let (mu, rsigma) = (output(&ctx, DType::F32, 1, rows, false, &mut rng), output(&ctx, DType::F32, 1, rows, false, &mut rng));
+                let (scale, inv, amax) = (SlotF32::new(&ctx, 3.0), SlotF32::poisoned(&ctx), SlotF32::new(&ctx, 0.5));
+                let view = y.view().with_scaling(scale.ptr(), inv.ptr(), amax.ptr());
+                let args = NormFwdArgs {
+                    x: x.view(),
+                    residual: residual.as_ref().map(|r| r.view()),
+                    sum: residual.as_ref().map(|_| sum.view()),
+                    gamma: gamma.as_ref().map(|g| g.0.view()),
+                    beta: beta.as_ref().filter(|_| norm == Norm::Layer).map(|b| b.0.view()),
+                    zero_centered_gamma: false,
+                    eps: 1e-5,
+                    y: if both { view.with_transpose(y_t.ptr(), y_t.ld as i64) } else { view },
+                    mu: if norm == Norm::Layer { mu.ptr() } else { Ptr::NULL },
+                    rsigma: rsigma.ptr(),
+                };
+                // SAFETY: all tensors are live.
+                unsafe { call_forward(norm, &ctx, &args) }.unwrap();
+                sync(&ctx);
+                let codes = y.codes();
+                if both {
+                    let t = y_t.codes();
+                    let differ = (0..rows * cols).filter(|i| t[(i % cols) * rows + i / cols] != codes[*i]).count();
+                    assert_eq!(differ, 0, "{norm:?}Norm [{rows}, {cols}]: codes of the transposed layout");
+                }
+                made.push((codes, sum.codes(), mu.codes(), rsigma.codes(), inv.read().to_bits(), amax.read().to_bits()));
+            }
+            assert!(made[0] == made[1], "{norm:?}Norm [{rows}, {cols}]: a second layout changes other results");
+        }
+    }
+}
+
 #[test]
 fn variance_survives_a_large_mean() {
     let ctx = context();

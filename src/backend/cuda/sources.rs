@@ -40,6 +40,7 @@ sources! {
     NormBwdAny = "norm_bwd_any.cu",
     NormFwd = "norm_fwd.cu",
     NormFwdAny = "norm_fwd_any.cu",
+    NormFwdChain = "norm_fwd_chain.cu",
     NormFwdRing = "norm_fwd_ring.cu",
     NormFwdRow = "norm_fwd_row.cu",
     Dropout = "dropout.cu",
@@ -81,8 +82,14 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
 mod tests {
     use super::SourceFile;
 
-    /// How kernels begin. The last is for one that follows a kernel with the second beginning, and waits later.
-    const BEGINNINGS: [&str; 3] = ["after_previous();", "after_previous_before_next();", "if (!p.partials) after_previous();"];
+    /// How kernels begin. The last two are for kernels that follow one with the second beginning: they wait later, or some of their blocks
+    /// read only what was there before both.
+    const BEGINNINGS: [&str; 4] = [
+        "after_previous();",
+        "after_previous_before_next();",
+        "if (!p.partials) after_previous();",
+        "if (waits(p)) after_previous_before_next();",
+    ];
 
     /// A kernel launched as a dependent that reads or ends before it has waited would be wrong now and then only.
     #[test]
