@@ -17,8 +17,9 @@
 // Two inputs to FP8 where shared memory is large (STAGED): both wait there, in slots of 16 bytes which the thread that asked for them
 // reads again, so that no barrier is needed. Registers then hold no raw data, and 192 KiB are under way per multiprocessor.
 //
-// Compile-time: ERF (1: gelu_erf, 0: all other functions), GATED, BACKWARD, IN, FP8 (the output), STAGED. Function and output type are
-// uniform branches: they cost a few instructions per row, and a hundred modules less.
+// Compile-time: ERF (1: gelu_erf, 0: all other functions), GATED, BACKWARD, IN, FP8 (the output), STAGED, HALO (of the transposed codes:
+// see tile.cuh; forward without a gate). Function and output type are uniform branches: they cost a few instructions per row, and a hundred
+// modules less.
 #include "common/activation.cuh"
 #include "common/ptx_mma.cuh"
 
@@ -44,10 +45,10 @@ DEVICE void unpack(const Vec16 (&raw)[LOADS], float (&v)[8]) {
   }
 }
 
-// Eight results (of each half) from eight of each input.
-template <int F> DEVICE void apply(const Function &f, const float (&in)[INPUTS][8], float (&v)[HALVES][8]) {
+// K results (of each half) from as many of each input.
+template <int F, int K> DEVICE void apply(const Function &f, const float (&in)[INPUTS][K], float (&v)[HALVES][K]) {
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
+  for (int j = 0; j < K; j++) {
     float value, slope;
     f.eval<F, BACKWARD>(in[0][j], value, slope);
     if (BACKWARD) {
@@ -58,6 +59,12 @@ template <int F> DEVICE void apply(const Function &f, const float (&in)[INPUTS][
       v[0][j] = GATED ? __fmul_rn(value, in[1][j]) : value;
     }
   }
+}
+
+template <int K> DEVICE void apply(const Function &f, const float (&in)[INPUTS][K], float (&v)[HALVES][K]) {
+  if (ERF) apply<FAMILY_ERF>(f, in, v);
+  else if (f.rectified) apply<FAMILY_RELU>(f, in, v);
+  else apply<FAMILY_SIGMOID>(f, in, v);
 }
 
 // V values to a high-precision output.
@@ -94,14 +101,14 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   for (int n = 0; n < LOADS; n++) rows_here[n] = col0 + tile_col<V>(n) < p.hidden ? p.rows : 0;
   const In *x = (const In *)p.x + col0, *dy = (const In *)p.dy + col0;
   const Function f(p.kind);
-  const bool sectors = !FP8 || (whole_sectors((u8 *)p.y, p.ldy) && whole_sectors(p.yt, p.ldyt));
+  const bool sectors = !FP8 || (whole_sectors((u8 *)p.y, p.ldy) && (HALO || whole_sectors(p.yt, p.ldyt)));
   const u64 past = store_policy(sectors && beyond_cache(p.rows, p.hidden, HALVES * (FP8 ? (p.y ? 1 : 0) + (p.yt ? 1 : 0) : 2)));
   float amax = 0.0f, sum[HALVES][8] = {};
 #if STAGED
   extern __shared__ __align__(1024) u8 slots[];  // [row][input][thread] of 16 bytes; then the transposed tile
   u8 *const tile = slots, *const mine = slots + threadIdx.x * 16;
 #elif FP8
-  __shared__ Vec16 tile[HALVES][TILE * TILE / 16];
+  __shared__ Vec16 tile[HALVES][(TILE * TILE + HALO * HALO_BYTES) / 16];
 #endif
 #if FP8
   float scale = output_scale(p);
@@ -143,6 +150,22 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
     cp_async_commit();
   }
 #endif
+#if HALO
+  // What lies outside is read as zeros here, too, or belongs to no column.
+  Vec16 above[4] = {};  // of 16-bit types the lower half
+  if (row0 && col0 + halo_col() < p.hidden) {
+    const In *from = x + (row0 + halo_row()) * p.ldx + halo_col();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if constexpr (V == 4) {
+        above[i] = ld16_stream(from + i * p.ldx);
+      } else {
+        const Vec8 four = ld8(from + i * p.ldx);
+        above[i].w[0] = four.w[0], above[i].w[1] = four.w[1];
+      }
+    }
+  }
+#endif
 #if FLIGHT == 8
   Raw later[4];
 #pragma unroll
@@ -175,9 +198,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
       float in[INPUTS][8], v[HALVES][8];
 #pragma unroll
       for (int k = 0; k < INPUTS; k++) unpack(batch[i % BATCH].v[k], in[k]);
-      if (ERF) apply<FAMILY_ERF>(f, in, v);
-      else if (f.rectified) apply<FAMILY_RELU>(f, in, v);
-      else apply<FAMILY_SIGMOID>(f, in, v);
+      apply(f, in, v);
 #pragma unroll
       for (int h = 0; h < HALVES; h++) {
 #pragma unroll
@@ -229,6 +250,23 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
     for (int i = 0; i < 4; i++) batch[i] = later[i];
 #endif
   }
+#if HALO
+  {
+    u32 codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float in[INPUTS][4], v[HALVES][4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        if (V == 4) in[0][j] = float_of(above[i].w[j]);
+        else if (j % 2 == 0) unpack2<IN>(above[i].w[j / 2], in[0][j], in[0][j + 1]);
+      }
+      apply(f, in, v);
+      codes[i] = f32x4_to_fp8x4_any(p.y_type == DT_E5M2, v[0][0] * scale, v[0][1] * scale, v[0][2] * scale, v[0][3] * scale);
+    }
+    halo_put((u8 *)tile[0], codes);
+  }
+#endif
   // One barrier for all that the block shares.
   __shared__ u32 maxima[TILE_THREADS / 32];
   leave_amax(maxima, amax);
@@ -259,6 +297,8 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   finish_amax(p, maxima);
 #if STAGED
   if (p.yt) tile_store_transposed<V>(tile, p.yt, p.ldyt, row0, col0, p.rows, p.hidden, past);
+#elif HALO
+  halo_store<V>((u8 *)tile[0], p.yt, p.ldyt, row0, col0, p.rows, p.hidden, past);
 #elif FP8
   if (p.yt) {
 #pragma unroll

@@ -1,6 +1,7 @@
 // Casts to FP8: q = encode(f32(x) * scale), row-wise, transposed, or both, with the amax of x; and column sums of x beside it.
 //
-// x: [rows, cols] of IN with row stride ldx; q: [rows, cols], qt: [cols, rows] of OUT. Defines: IN, OUT, DBIAS (1: column sums).
+// x: [rows, cols] of IN with row stride ldx; q: [rows, cols], qt: [cols, rows] of OUT. Defines: IN, OUT, DBIAS (1: column sums),
+// HALO (1: columns of qt that begin at no multiple of 32; see tile.cuh).
 // One block of 256 threads per 128 x 128 tile, or, where that makes few blocks, of 128 threads per 64 x 128: x is read once, codes go
 // out row-wise from registers and transposed through shared memory. Bytes moved per element: sizeof(IN) + 1 per layout; column sums add
 // 4/128.
@@ -21,7 +22,7 @@
 typedef Elem<IN>::T In;
 #define V TileVec<IN>::V
 #define STAGED (DBIAS && IN != DT_F32 && (__CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000))
-#define ROOM ((1 + STAGED) * TILE * TILE)  // bytes of shared memory: the transposed tile, or before it the slots
+#define ROOM (STAGED ? 2 * TILE * TILE : TILE * TILE + HALO * HALO_BYTES)  // bytes of shared memory: the transposed tile, or before it the slots
 
 struct CastParams {
   const In *x;
@@ -111,7 +112,10 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   Vec16 raw[8][N];
   u32 rows_here[N];     // of the thread's eight rows, those in which the load lies inside the tensor
   const In *x = p.x + row * p.ldx + col0;
-  const u64 once = evict_first();  // x is not read again: better that the codes stay; what the amax kernel asked the cache to keep may go
+  // x is not read again: better that the codes stay; what the amax kernel asked the cache to keep may go. Unless neighbouring tiles read parts of
+  // the same lines, or a halo.
+  const bool halo = HALO && p.qt && !whole_sectors(p.qt, p.ldqt), lines = (((u32)(u64)p.x | (u32)p.ldx * (u32)sizeof(In)) & 127) == 0;
+  const u64 once = store_policy(!halo && lines);
 #pragma unroll
   for (int n = 0; n < N; n++) {
     i64 c = col0 + tile_col<V>(n);
@@ -128,7 +132,22 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
       if (i < rows_here[n]) raw[i][n] = ld16_policy(x + i * p.ldx + tile_col<V>(n), once);
     }
   }
-  const bool sectors = whole_sectors(p.q, p.ldq) && whole_sectors(p.qt, p.ldqt);
+#if HALO
+  Vec16 above[4] = {};  // of 16-bit types the lower half
+  if (halo && row0 && col0 + halo_col() < p.cols) {
+    const In *from = p.x + (row0 + halo_row()) * p.ldx + col0 + halo_col();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if constexpr (sizeof(In) == 4) {
+        above[i] = ld16_stream(from + i * p.ldx);
+      } else {
+        const Vec8 four = ld8(from + i * p.ldx);
+        above[i].w[0] = four.w[0], above[i].w[1] = four.w[1];
+      }
+    }
+  }
+#endif
+  const bool sectors = whole_sectors(p.q, p.ldq) && (halo || whole_sectors(p.qt, p.ldqt));
   const u64 past = store_policy(sectors && (current || beyond_cache(p.rows, p.cols, (p.q ? 1 : 0) + (p.qt ? 1 : 0))));
   if (current) after_previous();
   float scale = scale_of<O>(p, block);
@@ -190,6 +209,22 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   if (record) leave_amax(part, amax);
   if (WAITS && p.qt) __syncthreads();  // the slots have been read
   if (p.qt) tile_put<V>(tile, code);
+#if HALO
+  if (halo) {
+    u32 codes[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      float v[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        if (V == 4) v[j] = float_of(above[i].w[j]);
+        else if (j % 2 == 0) unpack2<IN>(above[i].w[j / 2], v[j], v[j + 1]);
+      }
+      codes[i] = f32x4_to_fp8x4<O>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
+    }
+    halo_put(tile, codes);
+  }
+#endif
   __syncthreads();
 #if DBIAS
   i64 col = col0 + threadIdx.x;
@@ -201,12 +236,15 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   }
 #endif
   if (record) finish_amax(p, part);
+#if HALO
+  if (halo) return halo_store<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, past);
+#endif
   if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, past, height);
 }
 
 // What fits the registers without spilling; the compilers for 10.x and 12.x want a few more.
 #define BLOCKS_PER_PROCESSOR (IN == DT_F32 ? 2 : (DBIAS ? 3 : 4) - (__CUDA_ARCH__ >= 1000))
-#define TILE_BLOCKS (STAGED ? 5 - (__CUDA_ARCH__ >= 1000) : BLOCKS_PER_PROCESSOR)
+#define TILE_BLOCKS (STAGED ? 5 - (__CUDA_ARCH__ >= 1000) - HALO : BLOCKS_PER_PROCESSOR)
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS) cast_tile(const __grid_constant__ CastParams p) {
   if (!p.partials) after_previous();
@@ -215,6 +253,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS) cast_til
   cast_block<OUT, DBIAS != 0>(p, blockIdx.x, gridDim.x, shared, part);
 }
 
+#if !HALO
 // Two tensors in one launch, an input or a gradient with a weight, which is always E4M3: the first `blocks` blocks take the first.
 struct CastPair {
   CastParams first, second;
@@ -228,6 +267,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR)
   if (blockIdx.x < p.blocks) cast_block<OUT, DBIAS != 0>(p.first, blockIdx.x, p.blocks, shared, part);
   else cast_block<DT_E4M3, false>(p.second, blockIdx.x - p.blocks, gridDim.x - p.blocks, shared, part);
 }
+#endif
 
 // Rows of cast_any whose loads are under way together.
 #define FLIGHT 4

@@ -169,6 +169,40 @@ fn many_tiles_of_odd_shape() {
     }
 }
 
+/// Columns of the transposed layout that begin anywhere in a sector, of a tensor whose rows lie on 16 bytes: on CUDA each tile then writes into
+/// the rows above it.
+#[test]
+fn transposed_columns_begin_anywhere() {
+    let ctx = context();
+    let mut rng = rng("transposed_columns_begin_anywhere");
+    for (rows, cols) in [(1, 8), (31, 16), (127, 136), (128, 128), (129, 136), (160, 264), (257, 120), (391, 136)] {
+        for (input_type, output_type) in HIGH.into_iter().flat_map(|h| FP8.map(|f| (h, f))) {
+            for row_wise in [false, true] {
+                let (x, held) = input(&ctx, input_type, rows, cols, Lay::Dense, &mut rng, true);
+                let q = output(&ctx, output_type, rows, cols, Lay::Dense, &mut rng);
+                let qt = Tensor::output(&ctx, output_type, cols, rows, rows + rng.random_range(0..40), rng.random_range(0..40));
+                let mut view = q.view().with_transpose(qt.ptr(), qt.ld as i64);
+                if !row_wise {
+                    view.data = Ptr::NULL;
+                }
+                // SAFETY: all tensors are live.
+                unsafe { cast_to_fp8(&ctx, &CastArgs { input: x.view(), output: view }, Stream::NULL) }.unwrap();
+                sync(&ctx);
+                let what = format!("{} -> {} [{rows}, {cols}], columns {} apart", input_type.name(), output_type.name(), qt.ld);
+                let want: Vec<u32> = held.iter().map(|v| oracle::encode(output_type, *v)).collect();
+                Quantized { rows: q, cols: qt, view }.check(&what, &want);
+                let codes: Vec<u8> = want.iter().map(|c| *c as u8).collect();
+                let (_memory, view) = self::codes(&ctx, output_type, rows, cols, Lay::Dense, &codes, &mut rng);
+                let yt = Tensor::output(&ctx, output_type, cols, rows, rows + rng.random_range(0..40), rng.random_range(0..40));
+                let y = TensorView::new(output_type, Ptr::NULL, rows as i64, cols as i64).with_transpose(yt.ptr(), yt.ld as i64);
+                // SAFETY: all tensors are live.
+                unsafe { fp8_transpose(&ctx, &TransposeArgs { input: view, output: y }, Stream::NULL) }.unwrap();
+                assert_codes_equal(&format!("transpose {what}"), &yt.codes(), &transposed(&want, rows, cols), rows);
+            }
+        }
+    }
+}
+
 #[test]
 fn slots_may_be_absent() {
     let ctx = context();

@@ -136,3 +136,66 @@ DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64
     }
   }
 }
+
+// ---------------------------------------------------------------- transpose to anywhere
+// Where columns of the transposed layout begin at no multiple of 32, a tile writes what of each column lies in whole sectors: from up to 31
+// rows above its own, its halo, which it reads as well, to as many above its end. Sectors that two tiles write a part of each cost more than that.
+#define HALO_ROWS 32
+#define HALO_BYTES ((4 * TILE + TILE / 4) * 8)  // of shared memory, behind the tile
+
+// Where eight codes of column c lie: rows 8k .. 8k+7, those of the halo from k = -4 on.
+template <int V> DEVICE u32 halo_at(u32 c, i32 k) {
+  return k < 0 ? TILE * TILE + (4 * c + (c >> 2) + (u32)(k + 4)) * 8 : c * TILE + (((u32)k ^ tile_key<V>(c)) & 15) * 8;
+}
+
+// The halo is shared out differently: thread t has rows 4g - 32 .. 4g - 29, g = t / 32, of columns 4l .. 4l+3, l = t % 32.
+DEVICE i32 halo_row() { return 4 * (i32)(threadIdx.x >> 5) - HALO_ROWS; }
+DEVICE u32 halo_col() { return 4 * (threadIdx.x & 31); }
+DEVICE void halo_put(u8 *tile, u32 (&code)[4]) {
+  transpose4(code[0], code[1], code[2], code[3]);
+  const u32 g = threadIdx.x >> 5;
+  u8 *to = tile + halo_at<4>(halo_col(), (i32)(g >> 1) - 4) + (g & 1) * 4;
+#pragma unroll
+  for (u32 j = 0; j < 4; j++) *(u32 *)(to + 32 * j) = code[j];
+}
+
+// As tile_store_transposed, by a block of 256 threads, with the halo where there is one (row0 > 0). Eight lanes take a column.
+template <int V, class Past> DEVICE void halo_store(const u8 *tile, u8 *out, i64 ld, i64 row0, i64 col0, i64 rows, i64 cols, Past past) {
+  const u32 width = (u32)imin(TILE, cols - col0);
+  const bool last = rows - row0 <= TILE;
+  const i32 begin = row0 ? -HALO_ROWS : 0, end = last ? (i32)(rows - row0) : TILE;
+  out += col0 * ld + row0;
+  // The last tile of a column writes to the column's end.
+#pragma unroll 1
+  for (u32 j = threadIdx.x & 7; j < (last ? 16 : 8); j += 8) {
+    u32 c = threadIdx.x >> 3;
+    u8 *to = out + c * ld;
+#pragma unroll 2
+    for (u32 i = 0; i < 4; i++, c += 32, to += 32 * ld) {
+      if (c >= width) break;
+      const i32 r = (i32)(16 * j) - (i32)((u32)(u64)to & 31);
+      if (r + 16 <= begin || r >= end) continue;
+      u32 w[6];
+#pragma unroll
+      for (int h = 0; h < 3; h++) {
+        const Vec8 v = *(const Vec8 *)(tile + halo_at<V>(c, (r >> 3) + h));
+        w[2 * h] = v.w[0], w[2 * h + 1] = v.w[1];
+      }
+      if (r & 4) {
+#pragma unroll
+        for (int h = 0; h < 5; h++) w[h] = w[h + 1];
+      }
+      Vec16 v;
+#pragma unroll
+      for (int h = 0; h < 4; h++) v.w[h] = __funnelshift_r(w[h], w[h + 1], 8 * (r & 3));
+      u8 *at = to + r;
+      if (r >= begin && r + 16 <= end) {
+        st16(at, v, past);
+      } else {
+#pragma unroll
+        for (i32 b = 0; b < 16; b++)
+          if (r + b >= begin && r + b < end) at[b] = (u8)(v.w[b / 4] >> 8 * (b & 3));
+      }
+    }
+  }
+}

@@ -31,10 +31,15 @@ impl Output {
     pub fn new(ctx: &Context, rng: &mut StdRng, dtype: DType, rows: usize, cols: usize, pad: usize, offset: usize) -> Self {
         let layouts = if dtype.is_fp8() { *[(true, false), (false, true), (true, true)].choose(rng).unwrap() } else { (true, false) };
         let (factor, before) = (rng.random_range(0.01f32..100.0), if rng.random() { 0.0 } else { rng.random_range(0.0f32..8.0) });
+        // Columns of codes may begin anywhere, whatever the rows do.
+        let (step, start) = match rng.random() {
+            true => (rows.next_multiple_of(16) + pad, offset),
+            false => (rows + rng.random_range(0..33), rng.random_range(0..33)),
+        };
         let col_type = if dtype.is_fp8() { dtype } else { DType::E4m3 };
         Self {
             row: Tensor::output(ctx, dtype, rows, cols, cols + pad, offset),
-            col: Tensor::output(ctx, col_type, cols, rows, rows.next_multiple_of(16) + pad, offset),
+            col: Tensor::output(ctx, col_type, cols, rows, step, start),
             scale: SlotF32::new(ctx, factor),
             inv: SlotF32::poisoned(ctx),
             amax: SlotF32::new(ctx, before),

@@ -6,6 +6,7 @@ use super::{
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
+    tile::{has_halo, HALO_ELEMENTS},
     CudaBackend,
 };
 use crate::{
@@ -32,11 +33,13 @@ struct Tile {
     fp8: bool,
     /// Both inputs of a backward wait in shared memory.
     staged: bool,
+    /// Of the transposed codes; forward without a gate.
+    halo: bool,
 }
 
 kernel_spec!(
     Tile: Activation, s => "activation",
-    "ERF" = s.erf, "GATED" = s.gated, "BACKWARD" = s.backward, "IN" = s.input, "FP8" = s.fp8, "STAGED" = s.staged;
+    "ERF" = s.erf, "GATED" = s.gated, "BACKWARD" = s.backward, "IN" = s.input, "FP8" = s.fp8, "STAGED" = s.staged, "HALO" = s.halo;
     // Two inputs of 16 bits.
     smem = if s.staged { 2 * 2 * (TILE * TILE) as u32 } else { 0 }
 );
@@ -55,12 +58,17 @@ pub(super) fn variants() -> Vec<Variant> {
     for bits in 0..16 {
         let bit = |i: i32| bits >> i & 1 == 1;
         for input in [DType::F32, DType::F16, DType::Bf16] {
-            all.push(Variant::of(&Tile { erf: bit(0), gated: bit(1), backward: bit(2), input, fp8: bit(3), staged: false }));
+            all.push(Variant::of(&Tile { erf: bit(0), gated: bit(1), backward: bit(2), input, fp8: bit(3), staged: false, halo: false }));
+        }
+    }
+    for erf in [false, true] {
+        for input in [DType::F32, DType::F16, DType::Bf16] {
+            all.push(Variant::of(&Tile { erf, gated: false, backward: false, input, fp8: true, staged: false, halo: true }));
         }
     }
     for erf in [false, true] {
         for input in [DType::F16, DType::Bf16] {
-            all.push(Variant::of(&Tile { erf, gated: false, backward: true, input, fp8: true, staged: true }));
+            all.push(Variant::of(&Tile { erf, gated: false, backward: true, input, fp8: true, staged: true, halo: false }));
         }
     }
     all
@@ -154,7 +162,9 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
         // Three blocks of it take 210 KiB of a multiprocessor's shared memory.
         let roomy = matches!(queue.backend.capability.arch, 90 | 100 | 103);
         let staged = roomy && backward && fp8 && !gated && x.dtype != DType::F32;
-        let spec = Tile { erf, gated, backward, input: x.dtype, fp8, staged };
+        let large = x.rows.saturating_mul(hidden) >= HALO_ELEMENTS;
+        let halo = fp8 && !gated && !backward && large && has_halo(y.data_t, y.ld_t, x.rows, hidden);
+        let spec = Tile { erf, gated, backward, input: x.dtype, fp8, staged, halo };
         launch.smem = spec.dynamic_smem();
         // SAFETY: the one parameter of `activation`; pointers live by contract.
         unsafe { queue.launch(&spec, &launch, arguments![params]) }

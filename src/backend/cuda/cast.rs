@@ -6,7 +6,7 @@ use super::{
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
-    tile::{vector, Layout, Walk, THREADS, TILE},
+    tile::{has_halo, vector, Layout, Walk, HALO_ELEMENTS, THREADS, TILE},
     CudaBackend,
 };
 use crate::{
@@ -23,6 +23,7 @@ struct Cast {
     input: DType,
     output: DType,
     dbias: bool,
+    halo: bool,
     entry: Entry,
 }
 
@@ -40,7 +41,7 @@ kernel_spec!(
         Entry::Any => "cast_any",
         Entry::Pair => "cast_pair",
     },
-    "IN" = s.input, "OUT" = s.output, "DBIAS" = s.dbias; also s.entry
+    "IN" = s.input, "OUT" = s.output, "DBIAS" = s.dbias, "HALO" = s.halo; also s.entry
 );
 
 #[derive(Clone, Copy)]
@@ -53,8 +54,8 @@ pub(super) fn variants() -> Vec<Variant> {
     let mut all = Vec::new();
     for input in HIGH {
         for output in [DType::E4m3, DType::E5m2] {
-            for dbias in [false, true] {
-                all.push(Variant::of(&Cast { input, output, dbias, entry: Entry::Tile }));
+            for (dbias, halo) in [(false, false), (false, true), (true, false), (true, true)] {
+                all.push(Variant::of(&Cast { input, output, dbias, halo, entry: Entry::Tile }));
             }
         }
     }
@@ -131,6 +132,8 @@ struct Cut {
     /// Threads of a block.
     threads: u32,
     aligned: bool,
+    /// Tiles have a halo.
+    halo: bool,
     /// The column sums that a second kernel adds up: those of more than one row of tiles.
     unfinished: Option<BiasGradient>,
 }
@@ -144,11 +147,12 @@ fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
     let row_wise = [Layout::new(x.data, x.ld, x.dtype, 16), Layout::new(q.data, q.ld, q.dtype, v as u64)];
     let foldable = q.data_t.is_null() && dbias.is_none();
     let walk = Walk::new(x.rows, x.cols, v, &row_wise, foldable, TILE);
+    let halo = walk.aligned && has_halo(q.data_t, q.ld_t, x.rows, x.cols);
     // A thread takes the same work in a lower tile, so that is a matter of how many multiprocessors have something to do. Column sums
-    // are those of full tiles.
+    // are those of full tiles, and a halo is as high above a lower one.
     let (mut col_tiles, mut blocks) = walk.tiles(TILE, TILE)?;
     let mut threads = THREADS;
-    if blocks < 4 * multiprocessors && dbias.is_none() {
+    if blocks < 4 * multiprocessors && dbias.is_none() && !halo {
         threads = THREADS / 2;
         (col_tiles, blocks) = walk.tiles(TILE / 2, TILE)?;
     }
@@ -181,7 +185,7 @@ fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
         accumulate: at_once.is_some_and(|b| b.accumulate).into(),
         pad: 0,
     };
-    Ok(Cut { params, blocks, threads, aligned: walk.aligned, unfinished: dbias.filter(|_| at_once.is_none()) })
+    Ok(Cut { params, blocks, threads, aligned: walk.aligned, halo, unfinished: dbias.filter(|_| at_once.is_none()) })
 }
 
 /// # Safety
@@ -189,7 +193,7 @@ fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
 pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) -> Result<()> {
     let queue = Queue::new(backend, stream)?;
     let (x, q) = (&job.input, &job.output);
-    let Cut { mut params, blocks, threads, aligned, unfinished } = cut(job, queue.multiprocessors())?;
+    let Cut { mut params, blocks, threads, aligned, halo, unfinished } = cut(job, queue.multiprocessors())?;
     if job.current.is_some() {
         params.partials = job.workspace;
         // SAFETY: forwarded contract; the workspace starts with room for the partials.
@@ -199,7 +203,7 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
         queue.load(&Dbias)?;
     }
     let entry = if aligned { Entry::Tile } else { Entry::Any };
-    let spec = Cast { input: x.dtype, output: q.dtype, dbias: !params.sums.is_null(), entry };
+    let spec = Cast { input: x.dtype, output: q.dtype, dbias: !params.sums.is_null(), halo, entry };
     // SAFETY: the kernel's one parameter, the partial sums in stream order; pointers live by contract.
     unsafe {
         queue.launch(&spec, &Launch::new([blocks, 1, 1], threads), arguments![params])?;
@@ -226,12 +230,15 @@ pub(super) unsafe fn cast_pair(backend: &CudaBackend, a: &CastJob, b: &CastJob, 
     let blocks = first.blocks.checked_add(second.blocks).filter(|n| *n <= 0x7FFF_FFFF);
     let given = a.current.is_none() && b.current.is_none() && b.dbias.is_none();
     let same = a.input.dtype == b.input.dtype && b.output.dtype == DType::E4m3 && first.aligned && second.aligned;
-    let (Some(blocks), true, true) = (blocks, given, same) else {
+    // Two casts with a halo may be faster.
+    let halo =
+        [(&first, a), (&second, b)].iter().any(|(cut, job)| cut.halo && job.input.rows.saturating_mul(job.input.cols) >= HALO_ELEMENTS);
+    let (Some(blocks), true, true, false) = (blocks, given, same, halo) else {
         // SAFETY: forwarded contract.
         return unsafe { cast(backend, a, stream).and_then(|()| cast(backend, b, stream)) };
     };
     let queue = Queue::new(backend, stream)?;
-    let spec = Cast { input: a.input.dtype, output: a.output.dtype, dbias: !first.params.sums.is_null(), entry: Entry::Pair };
+    let spec = Cast { input: a.input.dtype, output: a.output.dtype, dbias: !first.params.sums.is_null(), halo: false, entry: Entry::Pair };
     if first.unfinished.is_some() {
         queue.load(&Dbias)?;
     }

@@ -5,14 +5,14 @@ use super::{
     launch::{arguments, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
-    tile::{tiles, vector, Layout, Walk, THREADS, TILE},
+    tile::{has_halo, tiles, vector, Layout, Walk, THREADS, TILE},
     CudaBackend,
 };
 use crate::{
     context::Stream,
     error::Result,
     ops::dequantize::{DequantizeArgs, TransposeArgs},
-    tensor::{DType, Ptr},
+    tensor::{DType, Ptr, TensorView},
 };
 
 /// Rows and columns of a tile of `dequantize_any`.
@@ -43,14 +43,15 @@ kernel_spec!(
 
 #[derive(Clone, Copy)]
 struct Transpose {
+    halo: bool,
     aligned: bool,
 }
 
-kernel_spec!(Transpose: Transpose, s => if s.aligned { "transpose_tile" } else { "transpose_any" }; also s.aligned);
+kernel_spec!(Transpose: Transpose, s => if s.aligned { "transpose_tile" } else { "transpose_any" }, "HALO" = s.halo; also s.aligned);
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {
-    let mut all = vec![Variant::of(&Transpose { aligned: true })];
+    let mut all: Vec<Variant> = [false, true].map(|halo| Variant::of(&Transpose { halo, aligned: true })).into();
     for input in [DType::E4m3, DType::E5m2] {
         for output in [DType::F32, DType::F16, DType::Bf16] {
             all.push(Variant::of(&Dequantize { input, output, from: From::Rows }));
@@ -136,10 +137,11 @@ struct TransposeParams {
     newest_first: u32,
 }
 
-/// Loads what [`fp8_transpose`] may need: before the launches of an operation that ends with it.
-pub(super) fn load_transpose(queue: &Queue<'_>) -> Result<()> {
-    queue.load(&Transpose { aligned: true })?;
-    queue.load(&Transpose { aligned: false })
+/// Loads what [`transpose`] of codes into `y.data_t` may need: before the launches of an operation that ends with it.
+pub(super) fn load_transpose(queue: &Queue<'_>, y: &TensorView) -> Result<()> {
+    let halo = has_halo(y.data_t, y.ld_t, y.rows, y.cols);
+    queue.load(&Transpose { halo, aligned: true })?;
+    queue.load(&Transpose { halo, aligned: false })
 }
 
 /// # Safety
@@ -180,5 +182,7 @@ pub(super) unsafe fn transpose(backend: &CudaBackend, a: &TransposeArgs, newest_
         newest_first: newest_first.into(),
     };
     // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&Transpose { aligned }, &Launch::new([all, 1, 1], THREADS), arguments![params]) }
+    unsafe {
+        queue.launch(&Transpose { halo: has_halo(out, ldt, rows, cols), aligned }, &Launch::new([all, 1, 1], THREADS), arguments![params])
+    }
 }

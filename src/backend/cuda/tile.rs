@@ -19,6 +19,15 @@ pub(super) const fn vector(dtype: DType) -> i64 {
     }
 }
 
+/// Elements from which on a halo saves more than a launch, and more than conversions of an activation cost.
+pub(super) const HALO_ELEMENTS: i64 = 1 << 22;
+
+/// Whether the columns of transposed codes are written together with a halo of the tile (`HALO` of the kernels): they begin elsewhere in sectors
+/// of 32 bytes. A layout that is absent, or has nothing in it, has none.
+pub(super) fn has_halo(codes: Ptr, ld: i64, rows: i64, cols: i64) -> bool {
+    !codes.is_null() && rows > 0 && cols > 0 && (codes.0 | ld as u64) % 32 != 0
+}
+
 /// One layout that a kernel reads or writes by vectors of `bytes`.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
@@ -119,6 +128,12 @@ mod tests {
             assert!(w.flat && !w.aligned && w.tail == 0);
             assert_eq!((w.rows - 1) * 64 + w.last, rows * cols);
         }
+    }
+
+    #[test]
+    fn columns_on_sectors_have_no_halo() {
+        assert!(!has_halo(Ptr::NULL, 7, 7, 8) && !has_halo(Ptr(4096), 64, 50, 8) && !has_halo(Ptr(4097), 7, 0, 8));
+        assert!(has_halo(Ptr(4096), 48, 48, 8) && has_halo(Ptr(4112), 64, 50, 8) && has_halo(Ptr(4097), 7, 7, 8));
     }
 
     #[test]

@@ -347,7 +347,7 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(backend: &CudaBackend, norm: Nor
             return unsafe { norm_fwd_chain(&queue, &chain, norm, x.dtype, args) };
         }
         // Nothing is enqueued unless all of it can be.
-        load_transpose(&queue)?;
+        load_transpose(&queue, y)?;
     }
     if let Some(p) = plan {
         let spec = RowSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), octets: p.octets };
