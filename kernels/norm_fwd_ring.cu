@@ -4,7 +4,8 @@
 // One block per multiprocessor stays for the whole pass and walks over rows, with the parameters of its columns in shared memory as f32: of
 // rows as long as these, they would come from L2 for every row. It holds groups of `warps` warps, each with its share of a row at a time. A
 // thread's vectors of the next `kept` rows come by cp.async into places that nobody else reads, and stay in registers from there to y.
-// Every warp sums about a mean of its own, and what they found is brought to one centre afterwards: one barrier and one exchange a row.
+// Every warp sums about a mean of its own and sends what it found to all blocks, where each warp brings all of it to one centre, a lane for each
+// that sent: one exchange a row, and no barrier.
 //
 // Bytes moved per element: sizeof(X) + sizeof(y); once per column and cluster its parameters.
 #include "common/ptx_sm90.cuh"
@@ -13,6 +14,9 @@
 // Vectors of a thread, groups of a block at most.
 #define SLOTS (32 / N)
 #define GROUPS 4
+// Warps of a block at most.
+#define WARPS 24
+#define MAX_CLUSTER 8
 
 // About a pivot: n columns, the sum of x - pivot and of its square.
 struct alignas(16) Found { float n, pivot, rest, squares; };
@@ -21,29 +25,31 @@ DEVICE Found read_found(u32 at) {
   const Vec16 v = read16(at);
   return {float_of(v.w[0]), float_of(v.w[1]), float_of(v.w[2]), float_of(v.w[3])};
 }
-// What `count` of them found, from `at` on, together.
-DEVICE Found together(u32 at, u32 count) {
+// What `count` of them found, from `at` on, together; `inv_n`: 1 / all their columns. All lanes of a warp call it.
+DEVICE Found together(u32 at, u32 count, float inv_n) {
+  const u32 lane = threadIdx.x & 31;
   Found all = {0.0f, 0.0f, 0.0f, 0.0f};
-  if (RMS) {
-#pragma unroll 2
-    for (u32 i = 0; i < count; ++i) all.squares += read_found(at + i * 16).squares;
-    return all;
-  }
+#if RMS
+#pragma unroll 1
+  for (u32 i = lane; i < count; i += 32) all.squares += read_found(at + i * 16).squares;
+  all.squares = warp_sum(all.squares);
+#else
   float sum = 0.0f;
-#pragma unroll 2
-  for (u32 i = 0; i < count; ++i) {
+#pragma unroll 1
+  for (u32 i = lane; i < count; i += 32) {
     const Found f = read_found(at + i * 16);
-    all.n += f.n;
     sum += f.n * f.pivot;
   }
-  all.pivot = centre_of(sum, __fdividef(1.0f, all.n));
-#pragma unroll 2
-  for (u32 i = 0; i < count; ++i) {
+  all.pivot = centre_of(warp_sum(sum), inv_n);
+#pragma unroll 1
+  for (u32 i = lane; i < count; i += 32) {
     const Found f = read_found(at + i * 16);
     const float d = f.pivot - all.pivot, nd = f.n * d;
     all.rest += f.rest + nd;
     all.squares += f.squares + d * (2.0f * f.rest + nd);
   }
+  group_sum2(all.rest, all.squares, nullptr, nullptr, nullptr, 1, [] {});
+#endif
   return all;
 }
 
@@ -58,13 +64,12 @@ DEVICE void put_found(u32 at, u32 bar, u32 rank, const Found &f) {
 }
 
 // Dynamic shared memory, 16-byte words: kept * SLOTS a thread, and behind them, of one group, 2 (RMSNorm: 1) * SLOTS * N / 4 a thread.
-extern "C" __global__ void __launch_bounds__(768, 1) norm_fwd_ring(const Args a) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) norm_fwd_ring(const Args a) {
   after_previous();
   extern __shared__ Vec16 ring[];
-  __shared__ Found parts[2][32];
   const u32 lane = threadIdx.x & 31, T = a.warps * 32, group = threadIdx.x / T, groups = blockDim.x / T, t = threadIdx.x - group * T, warp = t >> 5;
   alignas(8) __shared__ u64 arrived[2][GROUPS];
-  __shared__ Found shares[2][GROUPS][8];
+  __shared__ Found shares[2][WARPS * MAX_CLUSTER];  // of a group: [block][warp]
   const u32 C = cluster_size(), rank = cluster_rank(), unit = blockIdx.x / C, units = gridDim.x / C;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i)
@@ -159,16 +164,12 @@ extern "C" __global__ void __launch_bounds__(768, 1) norm_fwd_ring(const Args a)
     f.rest = sum[0] + sum[1];
     if (RMS) f.squares = warp_sum(f.squares);
     else group_sum2(f.rest, f.squares, nullptr, nullptr, nullptr, 1, [] {});
-    const u32 place = shared_address(&parts[turn][group * a.warps]);
-    if (lane == 0) write16(place + warp * 16, &f.n);
-    sync_some(group + 1, T);
-    Found all = together(place, a.warps);
-    const u32 bar = shared_address(&arrived[turn][group]), theirs = shared_address(&shares[turn][group][0]);
-    if (t < C) put_found(theirs + rank * 16, bar, t, all);
-    if (t == 0) mbar_arrive_expect(bar, C * sizeof(Found));
+    const u32 bar = shared_address(&arrived[turn][group]), theirs = shared_address(&shares[turn][group * a.warps * MAX_CLUSTER]);
+    if (lane < C) put_found(theirs + (rank * a.warps + warp) * 16, bar, lane, f);
+    if (t == 0) mbar_arrive_expect(bar, C * a.warps * sizeof(Found));
     mbar_wait(bar, parity);
     parity ^= turn;
-    all = together(theirs, C);
+    const Found all = together(theirs, C * a.warps, a.inv_n);
     const Stats s = finish(all.pivot, all.rest, all.squares, a.inv_n, a.eps);
     if (t == 0 && rank == 0) put_stats(a, row, s);
     const float shift = RMS ? 0.0f : ((f.pivot - s.centre) - s.rest) * s.rsigma;

@@ -120,9 +120,9 @@ impl Ring {
     const THREADS: u64 = 768;
     const COLUMNS: u64 = 32;
     /// Rows to come.
-    pub(super) const STAGES: u64 = 2;
+    pub(super) const STAGES: u64 = 1;
     /// Static arrays take more than other kernels' do.
-    pub(super) const SMEM_LESS: u32 = 2048;
+    pub(super) const SMEM_LESS: u32 = 6 * 1024 + 512;
 
     /// Nothing where a share is too long for a block, or where there are too few registers.
     pub(super) fn new(dtype: DType, norm: Norm, cols: u64, max_smem: u32) -> Option<Self> {
