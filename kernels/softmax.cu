@@ -6,15 +6,23 @@
 //
 //   softmax_fwd_row, _row_masked, softmax_bwd_row
 //     the row in registers, 4 vectors of 16 bytes a thread: 4 to 32 lanes a row and several rows a block of 64, or one block of up to 32
-//     warps a row. Small blocks, many a multiprocessor: what is under way comes from them.
+//     warps a row (backward: or a cluster of them). Small blocks, many a multiprocessor: what is under way comes from them.
+//   softmax_fwd_wide
+//     8 vectors a thread, which stay as they lie in memory: each power is worked out twice, so that twice as much is under way. Lanes of a
+//     warp, a block of up to 16 warps, or a cluster of them a row.
 //   softmax_fwd_loop, softmax_bwd_loop
 //     512 threads a row of any length: maximum and sum in one pass (online), then the row is read again, from L2 where it still lies there.
+// Vectors are cut where those of the result begin. Rows of x that begin elsewhere are shifted into place, by softmax_fwd_wide and softmax_bwd_row;
+// the other row kernels want rows that begin alike.
 //
 // Bytes moved per element: forward 2 sizeof(X), 1 more with a mask of its own; backward 3 sizeof(X). Causal: what is hidden is written,
 // not read. BACKWARD chooses which are compiled.
 #include "common/rows.cuh"
 
 #define SLOTS 4
+#define WIDE_SLOTS 8
+#define WIDE_THREADS 512
+#define MAX_CLUSTER 8
 #define LOOP_THREADS 512
 
 struct Args {
@@ -30,7 +38,8 @@ struct Args {
   float scale;    // forward: |scale| * log2(e), not 0
   u32 flip;       // forward: the sign bits of a word where scale is negative
   i32 causal;
-  u32 lanes;      // threads of a row
+  u32 lanes;      // threads of a row, or of each of its blocks
+  u32 blocks;     // of a row, which are a cluster
 };
 
 // The row's mask (or null) and how many of its elements causality leaves.
@@ -80,6 +89,13 @@ struct Hidden {
   }
 };
 
+// The elements of a vector once more. Written so that a compiler does not keep what it has unpacked before, for which there are no registers.
+DEVICE void unpack_again(Vec16 v, float (&f)[N]) {
+#pragma unroll
+  for (int j = 0; j < 4; j++) asm volatile("" : "+r"(v.w[j]));
+  unpack<X>(v, f);
+}
+
 // The elements of a vector as they count: turned over where the scale is negative, -infinity where hidden.
 template <bool MASKED> DEVICE void visible(const Args &a, Vec16 v, const Hidden &hidden, float (&f)[N]) {
 #pragma unroll
@@ -118,18 +134,18 @@ template <bool MASKED> struct Store {
 };
 
 // Writes a vector as store_row does.
-template <class Put> DEVICE void put_row(TX *row, i32 first, i32 n, const float (&f)[N], bool whole, const Put &put) {
-  if (whole && first >= 0 && first + N <= n) put(row + first, pack<X>(f));
-  else store_row(row, first, n, f, whole);
+template <class Put> DEVICE void put_row(TX *row, i32 first, i32 n, const float (&f)[N], const Put &put) {
+  if (first >= 0 && first + N <= n) put(row + first, pack<X>(f));
+  else store_row(row, first, n, f, false);
 }
 
 // Zeros where a row's vectors are hidden as a whole, `step` elements apart from `start` on: written while the visible ones are on their way.
-template <class Put> DEVICE void put_hidden(TX *row, i32 start, i32 step, i32 visible, i32 cols, bool whole, const Put &put) {
+template <int S, class Put> DEVICE void put_hidden(TX *row, i32 start, i32 step, i32 visible, i32 cols, const Put &put) {
   const float zeros[N] = {};
 #pragma unroll
-  for (int i = 0; i < SLOTS; i++) {
+  for (int i = 0; i < S; i++) {
     const i32 first = start + i * step;
-    if (first >= visible && first < cols) put_row(row, first, cols, zeros, whole, put);
+    if (first >= visible && first < cols) put_row(row, first, cols, zeros, put);
   }
 }
 
@@ -144,6 +160,43 @@ struct Group {
     row = T > 32 ? (i64)blockIdx.x : (i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
   }
 };
+
+// The same where several blocks may share a row: each has S vectors a thread, side by side.
+template <int S> struct SharedGroup {
+  u32 T, t, rank, blocks;
+  i64 row;
+  DEVICE SharedGroup(const Args &a) {
+    T = a.lanes;
+    blocks = T > 32 ? a.blocks : 1;
+    if (T > 32) {
+      const u32 r = blockIdx.x / blocks;
+      t = threadIdx.x, rank = blockIdx.x - r * blocks, row = r;
+    } else {
+      const u32 shift = 31 - __clz((int)T);
+      t = threadIdx.x & (T - 1), rank = 0, row = (i64)blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
+    }
+  }
+  DEVICE i32 start() const { return (i32)((rank * S * T + t) * N); }
+};
+
+// What a block has found in its share of a row.
+struct alignas(8) Found { float most, sum; };
+// Every block calls the first when it begins, then the second, which puts what each has found into the `all` of each.
+DEVICE void blocks_started() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+DEVICE void blocks_exchange(Found *all, u32 t, u32 rank, u32 blocks, float most, float sum) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+  if (t < blocks)
+    asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.v2.f32 [there], {%2, %3}; }"
+                 :: "r"(shared_address(&all[rank])), "r"(t), "f"(most), "f"(sum) : "memory");
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#endif
+}
 
 #if !BACKWARD
 template <bool MASKED> DEVICE void forward_row(const Args &a) {
@@ -165,9 +218,8 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
   }
   TX *y = a.y + row * a.ldy;
   const i32 cols = (i32)a.cols;
-  const bool whole = lead_of(y) == (u32)lead;
   const Store<MASKED> put(a);
-  if (there && !TIGHT(MASKED)) put_hidden(y, start, step, n, cols, whole, put);
+  if (there && !TIGHT(MASKED)) put_hidden<SLOTS>(y, start, step, n, cols, put);
   if (MASKED) {
 #pragma unroll
     for (int i = 0; i < SLOTS; i++)
@@ -199,13 +251,111 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
 #pragma unroll
     for (int k = 0; k < N; k++) out[k] = f[i][k] * inv;
     zero_hidden(first, n, out);
-    put_row(y, first, cols, out, whole, put);
+    put_row(y, first, cols, out, put);
   }
-  if (TIGHT(MASKED)) put_hidden(y, start, step, n, cols, whole, put);
+  if (TIGHT(MASKED)) put_hidden<SLOTS>(y, start, step, n, cols, put);
 }
 
 extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row(const __grid_constant__ Args a) { after_previous(); forward_row<false>(a); }
 extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row_masked(const __grid_constant__ Args a) { after_previous(); forward_row<true>(a); }
+
+// The largest element of a vector; like fmaxf, it drops NaN. Two at a time.
+DEVICE float largest(const Vec16 &v) {
+  if (X == DT_F32) return fmaxf(fmaxf(float_of(v.w[0]), float_of(v.w[1])), fmaxf(float_of(v.w[2]), float_of(v.w[3])));
+  const auto halves = [](u32 a, u32 b) {
+    u32 r;
+    if (X == DT_BF16) asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    else asm("max.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+  };
+  float low, high;
+  unpack2<X>(halves(halves(v.w[0], v.w[1]), halves(v.w[2], v.w[3])), low, high);
+  return fmaxf(low, high);
+}
+
+// -infinity in place of what the mask hides.
+DEVICE void hide(Vec16 &v, const Hidden &hidden, u32 infinity) {
+#pragma unroll
+  for (int k = 0; k < N; k++) {
+    const u32 part = X == DT_F32 ? 0xFFFFFFFFu : k & 1 ? 0xFFFF0000u : 0xFFFFu;
+    u32 &w = v.w[k * 4 / N];
+    if (hidden.at(k)) w = (w & ~part) | (infinity & part);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(WIDE_THREADS, __CUDA_ARCH__ >= 1000 ? 1 : 2) softmax_fwd_wide(const __grid_constant__ Args a) {
+  after_previous();
+  __shared__ float part[2][32];
+  __shared__ Found all[MAX_CLUSTER];
+  const SharedGroup<WIDE_SLOTS> g(a);
+  const bool there = g.row < a.rows;
+  const i64 row = there ? g.row : 0;
+  const Place p = place_of(a, row);
+  const TX *x = a.x + row * a.ldx;
+  TX *y = a.y + row * a.ldy;
+  const i32 n = there ? (i32)p.visible : 0, lead = (i32)lead_of(y), start = g.start() - lead, step = (i32)(g.T * N);
+  const u32 infinity = WORD_NEG_INF ^ a.flip;
+  if (g.blocks > 1) blocks_started();
+  Vec16 v[WIDE_SLOTS];
+  if (lead_of(x) == (u32)lead) load_slots(x, start, step, n, infinity, v);
+  else load_shifted(x, start, step, n, infinity, v);
+  const i32 cols = (i32)a.cols;
+  const Store<false> put(a);
+  if (there) put_hidden<WIDE_SLOTS>(y, start, step, n, cols, put);
+  if (p.mask) {
+#pragma unroll
+    for (int i = 0; i < WIDE_SLOTS; i++)
+      if (start + i * step < n) {
+        Hidden hidden;
+        hidden.load(p.mask, start + i * step, n);
+        hide(v[i], hidden, infinity);
+      }
+  }
+  if (a.flip) {
+#pragma unroll
+    for (int i = 0; i < WIDE_SLOTS; i++)
+#pragma unroll
+      for (int j = 0; j < 4; j++) v[i].w[j] ^= a.flip;
+  }
+  float m = NEG_INF;
+#pragma unroll
+  for (int i = 0; i < WIDE_SLOTS; i++)
+    if (start + i * step < n) m = fmaxf(m, largest(v[i]));
+  m = row_max(m, g.T, part[0]);
+  float base = base_of(m), sums[2] = {};
+#pragma unroll
+  for (int i = 0; i < WIDE_SLOTS; i++) {
+    if (start + i * step >= n) continue;
+    float f[N];
+    unpack<X>(v[i], f);
+#pragma unroll
+    for (int k = 0; k < N; k++) sums[k & 1] += power(a, f[k], base);
+  }
+  float sum = row_total(sums[0] + sums[1], g.T, part[1]);
+  if (g.blocks > 1) {
+    blocks_exchange(all, g.t, g.rank, g.blocks, m, sum);
+    // In the order of the blocks, the same everywhere.
+#pragma unroll 1
+    for (u32 r = 0; r < g.blocks; r++) m = fmaxf(m, all[r].most);
+    base = base_of(m);
+    sum = 0.0f;
+#pragma unroll 1
+    for (u32 r = 0; r < g.blocks; r++) sum += all[r].sum * power(a, base_of(all[r].most), base);
+  }
+  const float inv = inverse(sum);
+  if (!there) return;
+#pragma unroll
+  for (int i = 0; i < WIDE_SLOTS; i++) {
+    const i32 first = start + i * step;
+    if (first >= n) continue;
+    float f[N];
+    unpack_again(v[i], f);
+#pragma unroll
+    for (int k = 0; k < N; k++) f[k] = power(a, f[k], base) * inv;
+    zero_hidden(first, n, f);
+    put_row(y, first, cols, f, put);
+  }
+}
 
 template <bool MASKED> DEVICE void forward_loop(const Args &a) {
   __shared__ float part[2][32];
@@ -296,31 +446,36 @@ DEVICE void gradient(const Args &a, const Vec16 &y, const Vec16 &dy, float sum, 
 extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_constant__ Args a) {
   after_previous();
   __shared__ float part[32];
-  const Group g(a);
+  __shared__ Found all[MAX_CLUSTER];
+  const SharedGroup<SLOTS> g(a);
   const bool there = g.row < a.rows;
   const i64 row = there ? g.row : 0;
   const TX *y = a.x + row * a.ldx, *dy = a.dy + row * a.lddy;
-  const i32 n = there ? (i32)place_of(a, row).visible : 0, lead = (i32)lead_of(y);
-  const bool dy_whole = lead_of(dy) == (u32)lead;
-  const i32 start = (i32)(g.t * N) - lead, step = (i32)(g.T * N);
-  Vec16 v[SLOTS], w[SLOTS];
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++) {
-    const i32 first = start + i * step;
-    if (first >= n) continue;
-    v[i] = load_row(y, first, n, 0u);
-    w[i] = load_row(dy, first, n, 0u, dy_whole);
-  }
   TX *dx = a.y + row * a.ldy;
+  const i32 n = there ? (i32)place_of(a, row).visible : 0, lead = (i32)lead_of(dx), start = g.start() - lead, step = (i32)(g.T * N);
+  if (g.blocks > 1) blocks_started();
+  Vec16 v[SLOTS], w[SLOTS];
+  if (lead_of(y) == (u32)lead && lead_of(dy) == (u32)lead) {
+    load_slots(y, start, step, n, 0u, v);
+    load_slots(dy, start, step, n, 0u, w);
+  } else {
+    load_shifted(y, start, step, n, 0u, v);
+    load_shifted(dy, start, step, n, 0u, w);
+  }
   const i32 cols = (i32)a.cols;
-  const bool whole = lead_of(dx) == (u32)lead;
   const Store<false> put(a);
-  if (there) put_hidden(dx, start, step, n, cols, whole, put);
+  if (there) put_hidden<SLOTS>(dx, start, step, n, cols, put);
   float sum = 0.0f;
 #pragma unroll
   for (int i = 0; i < SLOTS; i++)
     if (start + i * step < n) sum += dot(v[i], w[i]);
   sum = row_total(sum, g.T, part);
+  if (g.blocks > 1) {
+    blocks_exchange(all, g.t, g.rank, g.blocks, 0.0f, sum);
+    sum = 0.0f;
+#pragma unroll 1
+    for (u32 r = 0; r < g.blocks; r++) sum += all[r].sum;
+  }
   if (!there) return;
 #pragma unroll
   for (int i = 0; i < SLOTS; i++) {
@@ -329,7 +484,7 @@ extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_
     float out[N];
     gradient(a, v[i], w[i], sum, out);
     zero_hidden(first, n, out);
-    put_row(dx, first, cols, out, whole, put);
+    put_row(dx, first, cols, out, put);
   }
 }
 

@@ -140,8 +140,8 @@ fn check_forward(ctx: &Context, case: &Case, dtype: DType, x: &[f32], in_place: 
     out.codes()
 }
 
-const COLS: [usize; 26] =
-    [0, 1, 2, 3, 7, 8, 9, 16, 31, 33, 64, 127, 128, 257, 511, 512, 513, 1000, 1024, 1025, 1030, 2048, 4096, 4097, 8200, 16384];
+const COLS: [usize; 28] =
+    [0, 1, 2, 3, 7, 8, 9, 16, 31, 33, 64, 127, 128, 257, 511, 512, 513, 1000, 1024, 1025, 1030, 1300, 2048, 4096, 4097, 5000, 8200, 16384];
 
 #[test]
 fn forward_equals_the_reference() {

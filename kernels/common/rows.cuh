@@ -5,6 +5,7 @@
 // rows is (a vocabulary of 30522 starts each row at another offset), and no access leaves the row: the ends go element by element.
 #pragma once
 #include "common/norm.cuh"
+#include "common/quads.cuh"
 
 typedef Elem<X>::T TX;
 #define N (Vector<X>::N)
@@ -64,6 +65,38 @@ template <int S> DEVICE bool load_slots(const TX *row, i32 start, i32 step, i32 
       if (i == j) v[i] = w;
   }
   return true;
+}
+// The same where vectors, which are cut at the boundaries of another row, begin anywhere in this one: each is shifted into place from the two
+// that hold it.
+template <int S> DEVICE void load_shifted(const TX *row, i32 start, i32 step, i32 n, u32 absent, Vec16 (&v)[S]) {
+  const u32 bytes = (u32)(u64)(row + start) & 15;
+  const i32 before = (i32)(bytes / sizeof(TX));
+  bool cut = false;
+#pragma unroll
+  for (int i = 0; i < S; i++) {
+    const i32 first = start + i * step - before;
+    Vec16 above;  // if neither is loaded, what they make is replaced below, or lies behind the row
+    if (first >= 0 && first + 2 * N <= n) {
+      v[i] = ld16(row + first);
+      above = ld16(row + first + N);
+    } else {
+      cut |= first + before < n;
+    }
+    u32 w[8] = {v[i].w[0], v[i].w[1], v[i].w[2], v[i].w[3], above.w[0], above.w[1], above.w[2], above.w[3]};
+    shift_down<4>(w, bytes);
+#pragma unroll
+    for (int j = 0; j < 4; j++) v[i].w[j] = w[j];
+  }
+  if (!cut) return;
+#pragma unroll 1
+  for (int j = 0; j < S; j++) {
+    const i32 first = start + j * step;
+    if (first >= n || (first >= before && first - before + 2 * N <= n)) continue;
+    const Vec16 w = load_row(row, first, n, absent, false);
+#pragma unroll
+    for (int i = 0; i < S; i++)
+      if (i == j) v[i] = w;
+  }
 }
 // Writes slot i where it is not cut.
 DEVICE void store_slot(TX *row, i32 first, i32 n, const Vec16 &v, bool whole) {
