@@ -112,10 +112,9 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   Vec16 raw[8][N];
   u32 rows_here[N];     // of the thread's eight rows, those in which the load lies inside the tensor
   const In *x = p.x + row * p.ldx + col0;
-  // x is not read again: better that the codes stay; what the amax kernel asked the cache to keep may go. Unless neighbouring tiles read parts of
-  // the same lines, or a halo.
+  // What the amax kernel asked the cache to keep may go, unless neighbouring tiles read parts of the same lines, or a halo.
   const bool halo = HALO && p.qt && !whole_sectors(p.qt, p.ldqt), lines = (((u32)(u64)p.x | (u32)p.ldx * (u32)sizeof(In)) & 127) == 0;
-  const u64 once = store_policy(!halo && lines);
+  const u64 once = store_policy(current && !halo && lines);
 #pragma unroll
   for (int n = 0; n < N; n++) {
     i64 c = col0 + tile_col<V>(n);
@@ -148,7 +147,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   }
 #endif
   const bool sectors = whole_sectors(p.q, p.ldq) && (halo || whole_sectors(p.qt, p.ldqt));
-  const u64 past = store_policy(sectors && (current || beyond_cache(p.rows, p.cols, (p.q ? 1 : 0) + (p.qt ? 1 : 0))));
+  const u64 past = store_policy(sectors && current);
   if (current) after_previous();
   float scale = scale_of<O>(p, block);
   u32 amax = 0, code[8][2];

@@ -119,7 +119,7 @@ template <int W> DEVICE void put_sums(const DropoutParams &p, const float (&sum)
 // From a row's values, of which keep(j) says what is kept, to their place in memory. What lies outside was read as zeros.
 template <class Keep>
 DEVICE void finish(const DropoutParams &p, const Vec16 &raw, const Vec16 &more, const float (&bias)[V], Keep keep, bool valid, i64 col, T *y, u8 *mask,
-                   u64 policy, float (&sum)[V]) {
+                   float (&sum)[V]) {
   float v[V], rest[V];
   widen(raw, v);
   widen(more, rest);
@@ -128,7 +128,7 @@ DEVICE void finish(const DropoutParams &p, const Vec16 &raw, const Vec16 &more, 
 #pragma unroll
     for (int j = 0; j < V; ++j) sum[j] += v[j];
   }
-  if (valid) st16(y, narrow(v), policy);
+  if (valid) st16(y, narrow(v));
   if (!BACKWARD && p.mask) {
     u32 bits = 0;
 #pragma unroll
@@ -144,7 +144,6 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) dropout(const __grid_c
   const u32 row_tile = blockIdx.x / p.col_tiles, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * (32 * V), col = col0 + lane * V;
   const bool inside = col < p.cols, inside_last = col < p.last;
-  const u64 policy = store_policy(beyond_cache(p.rows, p.cols, sizeof(T)));
   float sum[V] = {};
   Parameters<V> parameters;
   if (!BACKWARD && p.bias && inside) parameters.fetch(p.bias, p.bias_type, col);
@@ -176,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS) dropout(const __grid_c
     if (!BACKWARD && p.bias && inside) parameters.widen(p.bias_type, bias);
 #pragma unroll
     for (int k = 0; k < ROWS; ++k)
-      finish(p, raw[k], more[k], bias, [&](int j) { return (kept[k] >> j & 1) != 0; }, valid[k], col, y + k * p.ldy, mask + k * p.ld_mask, policy, sum);
+      finish(p, raw[k], more[k], bias, [&](int j) { return (kept[k] >> j & 1) != 0; }, valid[k], col, y + k * p.ldy, mask + k * p.ld_mask, sum);
   }
   if (BACKWARD && p.sums) put_sums<V>(p, sum, row_tile, col0);
 }
@@ -193,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(256, DRAWN_BLOCKS) dropout_drawn(co
   const u32 row_tile = blockIdx.x / p.col_tiles, lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i64 col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * (32 * V), col = col0 + lane * V;
   const bool inside = col < p.cols, inside_last = col < p.last;
-  const u64 policy = store_policy(beyond_cache(p.rows, p.cols, sizeof(T))), seed = p.rng[0], fours = (u64)p.cols >> 2;
+  const u64 seed = p.rng[0], fours = (u64)p.cols >> 2;
   float sum[V] = {}, bias[V];
 #pragma unroll
   for (int j = 0; j < V; ++j) bias[j] = -0.0f;
@@ -232,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(256, DRAWN_BLOCKS) dropout_drawn(co
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       auto keep = [&](int j) { return word[k * GROUPS + j / 4][j % 4] >= p.threshold; };
-      finish(p, now.raw[k], now.more[k], bias, keep, now.valid[k], col, y + k * p.ldy, mask + k * p.ld_mask, policy, sum);
+      finish(p, now.raw[k], now.more[k], bias, keep, now.valid[k], col, y + k * p.ldy, mask + k * p.ld_mask, sum);
     }
     y += DOWN * p.ldy;
     mask += DOWN * p.ld_mask;

@@ -16,5 +16,5 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) norm_fwd_r
   const i64 row = alone ? (i64)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5) : blockIdx.x;
   put_scale_inv(a);
   if (row >= a.rows) return;
-  forward_row(a, row, [&] { return store_policy(!a.again && beyond_cache(a.rows, a.hidden, element_size(a.y_dt))); });
+  forward_row(a, row, [&] { return store_policy(FP8 && !a.again && beyond_cache(a.rows, a.hidden, element_size(a.y_dt))); });
 }

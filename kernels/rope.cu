@@ -56,7 +56,6 @@ extern "C" __global__ void __launch_bounds__(256, 4) rope(const __grid_constant_
   const bool pair = t.item < pairs;
   // Columns of the two vectors. Behind the rotated part the second may lie past the end of the head.
   const i64 first = pair ? (i64)V * t.item : p.rotary_dim + (i64)(2 * V) * (t.item - pairs);
-  const u64 policy = store_policy(beyond_cache(p.tokens, (i64)p.heads * p.head_dim, SIZE));
   const i64 second = pair ? first + p.rotary_dim / 2 : first + V;
   const bool both = second < p.head_dim;
   // Of the pairs' angles: the two vectors have the same (halves), or one half each (interleaved).
@@ -125,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) rope(const __grid_constant_
       raw[k][0] = narrow(a);
       raw[k][1] = narrow(b);
     }
-    st16(to[k], raw[k][0], policy);
-    if (both) st16(to[k] + (second - first) * SIZE, raw[k][1], policy);
+    st16(to[k], raw[k][0]);
+    if (both) st16(to[k] + (second - first) * SIZE, raw[k][1]);
   }
 }

@@ -14,7 +14,7 @@ typedef Vec16 Raw;
 DEVICE u32 type_bytes(u32 type) { return type == DT_F32 ? 4 : 2; }
 
 // Half of what ld16_once reads.
-DEVICE Raw ld8_once(const void *p) { Raw v; v.w[2] = v.w[3] = 0; asm volatile("ld.global.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p)); return v; }
+DEVICE Raw ld8_once(const void *p) { Raw v; v.w[2] = v.w[3] = 0; asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0,%1}, [%2], %3;" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p), "l"(NORMAL_LINES)); return v; }
 
 // Four elements from `at` on. VEC: one vector, there or not; else the first `n` of them, STEP elements apart, the others 0.
 template <bool VEC, int STEP> DEVICE Raw load4(u32 type, const void *base, i64 at, u32 n) {

@@ -13,12 +13,6 @@
 #define ROW_THREADS (OCTETS == 4 ? 1024 : OCTETS == 5 ? 896 : 512)
 #define ROW_BLOCKS (OCTETS == 8 && (FP8 ? __CUDA_ARCH__ >= 900 : __CUDA_ARCH__ == 900) ? 2 : 1)
 
-// The same number, hidden from the compiler, which would keep what derives from it in registers.
-DEVICE u32 anew(u32 v) {
-  asm volatile("" : "+r"(v));
-  return v;
-}
-
 // A thread's vectors of a row: at, at + 32, ... below end.
 struct Share { u32 at, end; };
 // Of warp `warp` of the row.
