@@ -1,4 +1,5 @@
-// Activations and gated activations, forward and backward, for tensors whose rows start on 16 bytes. activation_any.cu takes all others.
+// Activations and gated activations to FP8, forward and backward, and backward to other types with column sums, for tensors whose rows start
+// on 16 bytes. activation_high.cu takes those without codes and sums, activation_any.cu rows that start anywhere.
 //
 // Forward   y = f(x)              x: [rows, H] of IN           y: [rows, H]
 //           y = f(a) b            a, b: halves of [rows, 2H]
@@ -8,10 +9,8 @@
 // the f32 values, and (backward) their column sums over the rows of a tile, which dbias.cu adds up.
 //
 // Launch: 256 threads per tile of 128 x 128 elements of the result (gated backward: of each half), linear grid, tiles of one row strip
-// next to each other. Where that makes few blocks, and the output is not FP8 (the choice alone costs that 1 %), 128 threads per
-// 32 x 128, each with four rows instead of eight. H is a multiple of 8, so a vector never crosses the end of a row. A thread takes its
-// eight rows four at a time (one loop body: half the code to compile); their loads are issued before anything waits, all eight rows where
-// registers hold them.
+// next to each other. H is a multiple of 8, so a vector never crosses the end of a row. A thread takes its eight rows four at a time (one
+// loop body: half the code to compile); their loads are issued before anything waits, all eight rows where registers hold them.
 // Bytes moved per element of the result: inputs once, each layout of the output once; column sums add 4/128.
 //
 // Two inputs to FP8 where shared memory is large (STAGED): both wait there, in slots of 16 bytes which the thread that asked for them
@@ -45,42 +44,6 @@ DEVICE void unpack(const Vec16 (&raw)[LOADS], float (&v)[8]) {
   }
 }
 
-// K results (of each half) from as many of each input.
-template <int F, int K> DEVICE void apply(const Function &f, const float (&in)[INPUTS][K], float (&v)[HALVES][K]) {
-#pragma unroll
-  for (int j = 0; j < K; j++) {
-    float value, slope;
-    f.eval<F, BACKWARD>(in[0][j], value, slope);
-    if (BACKWARD) {
-      float g = in[INPUTS - 1][j];
-      if (GATED) v[HALVES - 1][j] = __fmul_rn(g, value);
-      v[0][j] = __fmul_rn(GATED ? __fmul_rn(g, in[1][j]) : g, slope);
-    } else {
-      v[0][j] = GATED ? __fmul_rn(value, in[1][j]) : value;
-    }
-  }
-}
-
-template <int K> DEVICE void apply(const Function &f, const float (&in)[INPUTS][K], float (&v)[HALVES][K]) {
-  if (ERF) apply<FAMILY_ERF>(f, in, v);
-  else if (f.rectified) apply<FAMILY_RELU>(f, in, v);
-  else apply<FAMILY_SIGMOID>(f, in, v);
-}
-
-// V values to a high-precision output.
-DEVICE void store_high(char *p, i32 type, const float *v, u64 past) {
-  if (type == DT_F32) {
-#pragma unroll
-    for (int k = 0; k < V; k += 4) st16(p + 4 * k, Vec16{{bits_of(v[k]), bits_of(v[k + 1]), bits_of(v[k + 2]), bits_of(v[k + 3])}}, past);
-    return;
-  }
-  u32 w[4];
-#pragma unroll
-  for (int k = 0; k < V / 2; k++) w[k] = type == DT_BF16 ? pack2<DT_BF16>(v[2 * k], v[2 * k + 1]) : pack2<DT_F16>(v[2 * k], v[2 * k + 1]);
-  if (V == 8) st16(p, Vec16{{w[0], w[1], w[2], w[3]}}, past);
-  else st8(p, Vec8{{w[0], w[1]}}, past);
-}
-
 struct Raw { Vec16 v[INPUTS][LOADS]; };
 
 // Blocks per multiprocessor, which is to say registers: 64, 80, 128 or 255. Outside sm_90 and sm_100, newer versions of ptxas spill where the
@@ -88,21 +51,17 @@ struct Raw { Vec16 v[INPUTS][LOADS]; };
 #define TIGHT (ERF && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200))
 #define TIGHTEST (TIGHT && (INPUTS * LOADS == 6 || (INPUTS * LOADS == 3 && __CUDA_ARCH__ >= 1200)))
 #define EASY (!ERF && LOADS == 1 && __CUDA_ARCH__ == 900)
-#define BLOCKS (EASY && INPUTS <= 2 ? 4 - BACKWARD : INPUTS * LOADS == 1 ? (TIGHT ? 2 : 3) : TIGHTEST ? 1 : 2)
+#define BLOCKS (EASY && INPUTS <= 2 ? 4 - BACKWARD : INPUTS * LOADS == 1 ? (ERF && __CUDA_ARCH__ != 900 ? 2 : 3) : TIGHTEST ? 1 : 2)
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(const __grid_constant__ ActivationParams p) {
   after_previous();
-  const bool full = FP8 || blockDim.x == TILE_THREADS;
-  const u32 height = full ? TILE : blockDim.x / 4;
   u32 row_tile = blockIdx.x / p.col_tiles;
-  i64 row0 = (i64)row_tile * height, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE;
-  i64 rows_here[LOADS];  // rows in which the load lies inside the tensor
+  i64 row0 = (i64)row_tile * TILE, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE;
+  u32 rows_here[LOADS];  // rows of the tile in which the load lies inside the tensor
 #pragma unroll
-  for (int n = 0; n < LOADS; n++) rows_here[n] = col0 + tile_col<V>(n) < p.hidden ? p.rows : 0;
-  const In *x = (const In *)p.x + col0, *dy = (const In *)p.dy + col0;
+  for (int n = 0; n < LOADS; n++) rows_here[n] = col0 + tile_col<V>(n) < p.hidden ? (u32)imin(TILE, p.rows - row0) : 0;
+  const In *x = (const In *)p.x + row0 * p.ldx + col0, *dy = (const In *)p.dy + row0 * p.lddy + col0;
   const Function f(p.kind);
-  const bool sectors = !FP8 || (whole_sectors((u8 *)p.y, p.ldy) && (HALO || whole_sectors(p.yt, p.ldyt)));
-  const u64 past = store_policy(sectors && beyond_cache(p.rows, p.hidden, HALVES * (FP8 ? (p.y ? 1 : 0) + (p.yt ? 1 : 0) : 2)));
   float amax = 0.0f, sum[HALVES][8] = {};
 #if STAGED
   extern __shared__ __align__(1024) u8 slots[];  // [row][input][thread] of 16 bytes; then the transposed tile
@@ -115,17 +74,17 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #endif
 
   // Elements outside are read as zeros, and every function and derivative makes zeros of them: neutral for amax and sums.
-  auto load = [&](i64 r) {
+  auto load = [&](u32 r) {
     Raw raw;
 #pragma unroll
     for (int n = 0; n < LOADS; n++) {
 #pragma unroll
       for (int k = 0; k < INPUTS; k++) raw.v[k][n] = Vec16{{0, 0, 0, 0}};
       if (r < rows_here[n]) {
-        const In *from = x + r * p.ldx + tile_col<V>(n);
+        const In *from = x + (i64)r * p.ldx + tile_col<V>(n);
         raw.v[0][n] = ld16_stream(from);
         if (GATED) raw.v[1][n] = ld16_stream(from + p.hidden);
-        if (BACKWARD) raw.v[INPUTS - 1][n] = ld16_stream(dy + r * p.lddy + tile_col<V>(n));
+        if (BACKWARD) raw.v[INPUTS - 1][n] = ld16_stream(dy + (i64)r * p.lddy + tile_col<V>(n));
       }
     }
     return raw;
@@ -133,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 
   // Neighbouring row groups begin with opposite halves of their rows: see tile_put_half.
   const u32 group = threadIdx.x >> 4;
-  u32 quad = full ? 2 * group + (group & 1) : group;
+  u32 quad = 2 * group + (group & 1);
   Raw batch[BATCH];
 #if STAGED
   u32 saved[4][2];
@@ -142,10 +101,10 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
     const u32 q = quad ^ step, slot = smem_u32(mine) + (q & 1) * 8 * TILE_THREADS * 16;
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-      i64 r = row0 + 4 * q + i;
+      u32 r = 4 * q + i;
       u32 bytes = r < rows_here[0] ? 16 : 0, to = slot + i * 2 * TILE_THREADS * 16;
-      cp_async16(to, x + r * p.ldx + tile_col<V>(0), bytes);
-      cp_async16(to + TILE_THREADS * 16, dy + r * p.lddy + tile_col<V>(0), bytes);
+      cp_async16(to, x + (i64)r * p.ldx + tile_col<V>(0), bytes);
+      cp_async16(to + TILE_THREADS * 16, dy + (i64)r * p.lddy + tile_col<V>(0), bytes);
     }
     cp_async_commit();
   }
@@ -154,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   // What lies outside is read as zeros here, too, or belongs to no column.
   Vec16 above[4] = {};  // of 16-bit types the lower half
   if (row0 && col0 + halo_col() < p.hidden) {
-    const In *from = x + (row0 + halo_row()) * p.ldx + halo_col();
+    const In *from = x + halo_row() * p.ldx + halo_col();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       if constexpr (V == 4) {
@@ -169,13 +128,13 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #if FLIGHT == 8
   Raw later[4];
 #pragma unroll
-  for (int i = 0; i < 4; i++) batch[i] = load(row0 + 4 * quad + i);
+  for (int i = 0; i < 4; i++) batch[i] = load(4 * quad + i);
 #pragma unroll
-  for (int i = 0; i < 4; i++) later[i] = load(full ? row0 + 4 * (quad ^ 1) + i : p.rows);
+  for (int i = 0; i < 4; i++) later[i] = load(4 * (quad ^ 1) + i);
 #endif
 #pragma unroll 1
-  for (u32 step = 0; step < 1 + full; step++, quad ^= 1) {
-    i64 row = row0 + 4 * quad;
+  for (u32 step = 0; step < 2; step++, quad ^= 1) {
+    const u32 row = 4 * quad;
 #if FP8
     u32 code[HALVES][4][2];
 #endif
@@ -206,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
           amax = max_nan(amax, fabsf(v[h][j]));
           if (BACKWARD) sum[h][j] += v[h][j];
         }
-        i64 at = (row + i) * p.ldy + h * p.hidden + col0;
+        i64 at = (row0 + anew(row + i)) * p.ldy + h * p.hidden + col0;
 #if FP8
         u32(&w)[2] = code[h][i];
         bool e5m2 = p.y_type == DT_E5M2;
@@ -214,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
         w[1] = f32x4_to_fp8x4_any(e5m2, v[h][4] * scale, v[h][5] * scale, v[h][6] * scale, v[h][7] * scale);
         if (p.y) {
           if (V == 8) {
-            if (row + i < rows_here[0]) st8(p.y + at + tile_col<V>(0), Vec8{{w[0], w[1]}}, past);
+            if (row + i < rows_here[0]) st8(p.y + at + tile_col<V>(0), Vec8{{w[0], w[1]}});
           } else {
 #pragma unroll
             for (int n = 0; n < LOADS; n++)
@@ -224,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #else
 #pragma unroll
         for (int n = 0; n < LOADS; n++)
-          if (row + i < rows_here[n]) store_high(p.y + (at + tile_col<V>(n)) * (p.y_type == DT_F32 ? 4 : 2), p.y_type, v[h] + V * n, past);
+          if (row + i < rows_here[n]) store_high<V>(p.y + (at + tile_col<V>(n)) * (p.y_type == DT_F32 ? 4 : 2), p.y_type, v[h] + V * n);
 #endif
       }
     }
@@ -296,14 +255,14 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
 #endif
   finish_amax(p, maxima);
 #if STAGED
-  if (p.yt) tile_store_transposed<V>(tile, p.yt, p.ldyt, row0, col0, p.rows, p.hidden, past);
+  if (p.yt) tile_store_transposed<V>(tile, p.yt, p.ldyt, row0, col0, p.rows, p.hidden);
 #elif HALO
-  halo_store<V>((u8 *)tile[0], p.yt, p.ldyt, row0, col0, p.rows, p.hidden, past);
+  halo_store<V>((u8 *)tile[0], p.yt, p.ldyt, row0, col0, p.rows, p.hidden, false);
 #elif FP8
   if (p.yt) {
 #pragma unroll
     for (int h = 0; h < HALVES; h++)
-      tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden, past);
+      tile_store_transposed<V>((u8 *)tile[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, row0, col0, p.rows, p.hidden);
   }
 #endif
 }

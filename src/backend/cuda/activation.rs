@@ -1,4 +1,5 @@
-//! Activations on CUDA: launches of `kernels/activation.cu`, and of `kernels/activation_any.cu` where rows do not start on 16 bytes.
+//! Activations on CUDA: launches of `kernels/activation.cu`, of `kernels/activation_high.cu` where there are neither codes nor column sums, and
+//! of `kernels/activation_any.cu` where rows do not start on 16 bytes.
 
 use super::{
     cast::{finish_dbias, partial_rows, Dbias},
@@ -6,7 +7,7 @@ use super::{
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
-    tile::{has_halo, HALO_ELEMENTS},
+    tile::{has_halo, vector, HALO_ELEMENTS},
     CudaBackend,
 };
 use crate::{
@@ -22,6 +23,7 @@ use crate::{
 /// Rows and columns of a tile.
 const TILE: i64 = 128;
 const THREADS: u32 = 256;
+const MAX_GRID_X: u64 = 0x7FFF_FFFF;
 
 /// A module of `activation.cu`.
 #[derive(Clone, Copy)]
@@ -44,6 +46,29 @@ kernel_spec!(
     smem = if s.staged { 2 * 2 * (TILE * TILE) as u32 } else { 0 }
 );
 
+/// A module of `activation_high.cu`.
+#[derive(Clone, Copy)]
+struct High {
+    erf: bool,
+    gated: bool,
+    backward: bool,
+    input: DType,
+}
+
+kernel_spec!(
+    High: ActivationHigh, s => "activation_high",
+    "ERF" = s.erf, "GATED" = s.gated, "BACKWARD" = s.backward, "IN" = s.input
+);
+
+impl High {
+    const THREADS: u32 = 128;
+
+    /// Vectors of a block.
+    fn vectors(&self) -> u64 {
+        u64::from(Self::THREADS) * if self.gated { 1 } else { 2 }
+    }
+}
+
 /// A module of `activation_any.cu`.
 #[derive(Clone, Copy)]
 struct Any {
@@ -58,7 +83,19 @@ pub(super) fn variants() -> Vec<Variant> {
     for bits in 0..16 {
         let bit = |i: i32| bits >> i & 1 == 1;
         for input in [DType::F32, DType::F16, DType::Bf16] {
-            all.push(Variant::of(&Tile { erf: bit(0), gated: bit(1), backward: bit(2), input, fp8: bit(3), staged: false, halo: false }));
+            if bit(2) || bit(3) {
+                all.push(Variant::of(&Tile {
+                    erf: bit(0),
+                    gated: bit(1),
+                    backward: bit(2),
+                    input,
+                    fp8: bit(3),
+                    staged: false,
+                    halo: false,
+                }));
+            } else {
+                all.extend([false, true].map(|backward| Variant::of(&High { erf: bit(0), gated: bit(1), backward, input })));
+            }
         }
     }
     for erf in [false, true] {
@@ -100,6 +137,30 @@ struct Params {
     backward: u32,
 }
 
+/// `Rows` of `activation_high.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Rows {
+    vectors: i64,
+    multiplier: u32,
+    shift: u32,
+}
+
+impl Rows {
+    /// Of so many vectors each: (n * multiplier) >> shift is n / vectors for every n below 2^31.
+    fn new(vectors: u64) -> Self {
+        let (multiplier, shift) = match vectors {
+            1..=0x7FFF_FFFF => {
+                let shift = 31 + vectors.next_power_of_two().trailing_zeros();
+                ((1u64 << shift) / vectors + 1, shift)
+            }
+            // Not asked for.
+            _ => (0, 0),
+        };
+        Self { vectors: vectors as i64, multiplier: multiplier as u32, shift }
+    }
+}
+
 /// Whether every row of a matrix starts on a multiple of `bytes`.
 fn rows_start_on(bytes: u64, data: Ptr, ld: i64, dtype: DType) -> bool {
     data.0 % bytes == 0 && (ld as u64 * dtype.size() as u64) % bytes == 0
@@ -122,16 +183,8 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
     let hidden = dy.unwrap_or(y).cols;
     let aligned = is_aligned(x, dy, y, hidden);
     // An empty tensor still gets one block: it writes scale_inv.
-    let tiles = |n: i64, of: i64| (n as u64).div_ceil(of as u64).max(1);
-    let (mut down, across) = (tiles(x.rows, TILE), tiles(hidden, TILE));
-    let mut threads = THREADS;
-    let fp8 = y.dtype.is_fp8();
-    // Few blocks: lower tiles, with half the rows to a thread. Column sums are those of full tiles, and codes are made in those.
-    if aligned && !fp8 && sums.is_null() && down.saturating_mul(across) < 3 * u64::from(queue.multiprocessors()) {
-        threads = THREADS / 2;
-        down = tiles(x.rows, TILE / 4);
-    }
-    let grid = blocks(down.saturating_mul(across), 0x7FFF_FFFF, "tiles of the tensor")?;
+    let tiles = |n: i64| (n as u64).div_ceil(TILE as u64).max(1);
+    let across = tiles(hidden);
     let params = Params {
         x: x.data,
         dy: dy.map_or(Ptr::NULL, |t| t.data),
@@ -154,22 +207,30 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
         col_tiles: across as u32,
         backward: dy.is_some().into(),
     };
-    let mut launch = Launch::new([grid, 1, 1], threads);
-    let backward = dy.is_some();
+    let (erf, gated, backward) = (kind.function() == Activation::GeluErf, kind.is_gated(), dy.is_some());
+    let (input, fp8) = (x.dtype, y.dtype.is_fp8());
+    if aligned && !fp8 && sums.is_null() {
+        let spec = High { erf, gated, backward, input };
+        let per_row = hidden as u64 / vector(input) as u64;
+        let count = (x.rows as u64).saturating_mul(per_row).div_ceil(spec.vectors()).max(1);
+        let launch = Launch::new([blocks(count, MAX_GRID_X, "blocks of the tensor")?, 1, 1], High::THREADS);
+        // SAFETY: the two parameters of `activation_high`; pointers live by contract.
+        return unsafe { queue.launch(&spec, &launch, arguments![params, Rows::new(per_row)]) };
+    }
+    let grid = blocks(tiles(x.rows).saturating_mul(across), MAX_GRID_X, "tiles of the tensor")?;
+    let mut launch = Launch::new([grid, 1, 1], THREADS);
     if aligned {
-        let erf = kind.function() == Activation::GeluErf;
-        let gated = kind.is_gated();
         // Three blocks of it take 210 KiB of a multiprocessor's shared memory.
         let roomy = matches!(queue.backend.capability.arch, 90 | 100 | 103);
-        let staged = roomy && backward && fp8 && !gated && x.dtype != DType::F32;
+        let staged = roomy && backward && fp8 && !gated && input != DType::F32;
         let large = x.rows.saturating_mul(hidden) >= HALO_ELEMENTS;
         let halo = fp8 && !gated && !backward && large && has_halo(y.data_t, y.ld_t, x.rows, hidden);
-        let spec = Tile { erf, gated, backward, input: x.dtype, fp8, staged, halo };
+        let spec = Tile { erf, gated, backward, input, fp8, staged, halo };
         launch.smem = spec.dynamic_smem();
         // SAFETY: the one parameter of `activation`; pointers live by contract.
         unsafe { queue.launch(&spec, &launch, arguments![params]) }
     } else {
-        let spec = Any { inputs: 1 + u32::from(kind.is_gated()) + u32::from(backward) };
+        let spec = Any { inputs: 1 + u32::from(gated) + u32::from(backward) };
         // SAFETY: the one parameter of `activation_any`; pointers live by contract.
         unsafe { queue.launch(&spec, &launch, arguments![params]) }
     }
@@ -200,5 +261,21 @@ pub(super) unsafe fn activation_bwd(backend: &CudaBackend, a: &ActivationBwdArgs
         // SAFETY: the partial sums are being written in stream order.
         Some(b) => unsafe { finish_dbias(&queue, sums, partial_rows(a.input.rows), a.input.cols, b) },
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divisions_by_a_row_are_exact() {
+        for vectors in (1..300).chain([512, 513, 3585, 8191, 65_536, 99_991, 0x3FFF_FFFF, 0x4000_0000, 0x4000_0001, 0x7FFF_FFFF]) {
+            let r = Rows::new(vectors);
+            let near = |k: u64| [k * vectors, k * vectors + 1, (k + 1) * vectors - 1];
+            for n in [0, 1, 2, 1000, 0x7FFF_FFFF / vectors - 1, 0x7FFF_FFFF / vectors].into_iter().flat_map(near).filter(|n| *n < 1 << 31) {
+                assert_eq!((n * u64::from(r.multiplier)) >> r.shift, n / vectors, "{n} / {vectors}");
+            }
+        }
     }
 }

@@ -25,6 +25,7 @@ macro_rules! sources {
 sources! {
     Activation = "activation.cu",
     ActivationAny = "activation_any.cu",
+    ActivationHigh = "activation_high.cu",
     Adamw = "adamw.cu",
     Cast = "cast.cu",
     GemmEpilogueOnly = "gemm_epilogue_only.cu",
