@@ -216,23 +216,35 @@ extern "C" __global__ void __launch_bounds__(256, 2) norm_bwd_params(const Args 
   if (!a.rms) out[a.hidden] = sum.y;
 }
 
-// blockIdx.y: which gradient. `stride`: from one row of partial sums to the next.
-extern "C" __global__ void __launch_bounds__(1024) norm_param_sum(const float *partial, i64 count, i64 stride, i64 hidden, void *dgamma, int dgamma_dt,
-                                                                  void *dbeta, int dbeta_dt) {
+// blockIdx.y: which gradient. `stride`: from one row of partial sums to the next. Blocks so small that they find room beside those of the kernel
+// before: they have begun when it ends.
+extern "C" __global__ void __launch_bounds__(256, 8) norm_param_sum(const float *partial, i64 count, i64 stride, i64 hidden, void *dgamma, int dgamma_dt,
+                                                                    void *dbeta, int dbeta_dt) {
   after_previous();
-  __shared__ float part[32][33];
+  __shared__ float part[8][32];
   void *out = blockIdx.y ? dbeta : dgamma;
   if (!out) return;
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const i64 col0 = (i64)blockIdx.x * 32;
-  const float *p = partial + blockIdx.y * hidden + col0 + lane;
-  float sum = 0.0f;
-  if (col0 + lane < hidden) {
-#pragma unroll 8
-    for (i64 i = warp; i < count; i += 32) sum += p[i * stride];
+  const i64 col = (i64)blockIdx.x * 32 + lane;
+  const float *p = partial + blockIdx.y * hidden + col;
+  // All of a thread's loads at a time where there are no more partial sums than multiprocessors of an H200.
+  const int FLIGHT = 17;
+  float sum[4] = {};
+  if (col < hidden) {
+#pragma unroll 1
+    for (u32 i = warp; i < count; i += 8 * FLIGHT) {
+      float v[FLIGHT];
+#pragma unroll
+      for (int k = 0; k < FLIGHT; ++k) v[k] = i + 8 * k < count ? p[(i + 8 * k) * stride] : 0.0f;
+#pragma unroll
+      for (int k = 0; k < FLIGHT; ++k) sum[k & 3] += v[k];
+    }
   }
-  part[warp][lane] = sum;
+  part[warp][lane] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
   __syncthreads();
-  sum = warp_sum(part[lane][warp]);
-  if (lane == 0 && col0 + warp < hidden) store_as(out, blockIdx.y ? dbeta_dt : dgamma_dt, col0 + warp, sum);
+  if (warp || col >= hidden) return;
+  float all = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) all += part[k][lane];
+  store_as(out, blockIdx.y ? dbeta_dt : dgamma_dt, col, all);
 }

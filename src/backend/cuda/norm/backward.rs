@@ -27,7 +27,7 @@ pub(super) fn variants() -> Vec<Variant> {
             for octets in BACKWARD_OCTETS {
                 all.push(Variant::of(&BackwardSpec { dtype, norm, octets, cluster: false, smem: 0 }));
             }
-            all.push(Variant::of(&BackwardSpec { dtype, norm, octets: CLUSTER_OCTETS, cluster: true, smem: 0 }).on(90, 999));
+            all.push(Variant::of(&BackwardSpec { dtype, norm, octets: cluster_octets(dtype), cluster: true, smem: 0 }).on(90, 999));
         }
     }
     all
@@ -39,8 +39,8 @@ struct Bytes {
     stage: u64,
     group: u64,
     block: u64,
-    /// Stages at most: one more to fill is a longer start.
-    stages: u64,
+    /// Stages at most where a block has one row at a time, and where it has several: one more to fill is a longer start.
+    stages: [u64; 2],
 }
 
 /// How `norm_bwd_row` runs: one block per multiprocessor, groups of warps with a row each, a ring of rows to come.
@@ -61,7 +61,7 @@ impl RowPlan {
         // As many groups as fit; fewer where there are not enough rows for all multiprocessors, or no second stage to fetch into.
         let most = (threads / row_threads).min(rows.max(1).div_ceil(u64::from(multiprocessors)));
         let room = u64::from(max_smem).checked_sub(row_threads * bytes.block)?;
-        let stages = |groups: u64| (room / (row_threads * groups * bytes.stage)).min(bytes.stages);
+        let stages = |groups: u64| (room / (row_threads * groups * bytes.stage)).min(bytes.stages[usize::from(groups > 1)]);
         let groups = (1..=most).rev().find(|g| stages(*g) >= 2).or((most > 0 && stages(1) > 0).then_some(1))?;
         let ring = stages(groups) * row_threads * groups * bytes.stage;
         let smem = (row_threads * bytes.block + ring).max(row_threads * groups * bytes.group);
@@ -132,31 +132,42 @@ struct BackwardArgs {
     zero_centered: i32,
     warps: i32,
     stages: i32,
+    inv_n: f32,
 }
 
 /// How `norm_bwd_row` runs; nothing where the row is too long for the threads' registers or the device's shared memory.
 fn backward_plan(dtype: DType, tensors: u64, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<RowPlan> {
-    let octets = BACKWARD_OCTETS.into_iter().find(|o| cols.div_ceil(8 * o).next_multiple_of(32) <= BACKWARD_THREADS)?;
+    let row_threads = |octets: u64| cols.div_ceil(8 * octets).next_multiple_of(32);
+    // The fewest octets, but a row more at a time is worth a third.
+    let pairs = |o: &u64| *o < 4 && row_threads(*o) <= BACKWARD_THREADS / 2;
+    let octets =
+        BACKWARD_OCTETS.into_iter().find(pairs).or_else(|| BACKWARD_OCTETS.into_iter().find(|o| row_threads(*o) <= BACKWARD_THREADS))?;
     // dy and x, perhaps dsum; a weight; at the end two sums.
     let columns = octets * 8;
-    let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4, stages: 3 };
+    let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4, stages: [3, 2] };
     RowPlan::new(octets, BACKWARD_THREADS, cols, rows, multiprocessors, max_smem, bytes)
 }
 
 /// Blocks of a cluster and groups of a block at most, and columns of a thread in eights.
 const MAX_CLUSTER: u64 = 8;
 const CLUSTER_GROUPS: u64 = 4;
-const CLUSTER_OCTETS: u64 = 4;
+/// (With as many of f32 the sums would not fit the registers.)
+const fn cluster_octets(dtype: DType) -> u64 {
+    match dtype {
+        DType::F32 => 3,
+        _ => 4,
+    }
+}
 
 /// The same for longer rows, which the blocks of a cluster share out; with their number. The plan's grid counts clusters.
 fn cluster_plan(dtype: DType, tensors: u64, rows: u64, cols: u64, multiprocessors: u32, max_smem: u32) -> Option<(u32, RowPlan)> {
     let vectors = cols / vector(dtype);
     let plan = |blocks: u64| {
         let share = vectors.div_ceil(blocks) * vector(dtype);
-        let columns = CLUSTER_OCTETS * 8;
-        let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4, stages: 4 };
+        let columns = cluster_octets(dtype) * 8;
+        let bytes = Bytes { stage: columns * tensors * dtype.size() as u64, group: columns * 8, block: columns * 4, stages: [4, 4] };
         let threads = BACKWARD_THREADS.min(share.div_ceil(columns).next_multiple_of(32) * CLUSTER_GROUPS);
-        let plan = RowPlan::new(CLUSTER_OCTETS, threads, share, rows, multiprocessors / blocks as u32, max_smem, bytes)?;
+        let plan = RowPlan::new(cluster_octets(dtype), threads, share, rows, multiprocessors / blocks as u32, max_smem, bytes)?;
         // Each block has a share, and fetches ahead.
         (share * (blocks - 1) < cols && plan.stages >= 2).then_some((blocks as u32, share, plan))
     };
@@ -191,7 +202,7 @@ pub(in crate::backend::cuda) unsafe fn norm_bwd(backend: &CudaBackend, norm: Nor
         return Ok(());
     }
     let stride = a.x.cols * if norm == Norm::Rms { 1 } else { 2 };
-    let launch = Launch::new([strips, if dbeta.is_null() { 1 } else { 2 }, 1], 1024);
+    let launch = Launch::new([strips, if dbeta.is_null() { 1 } else { 2 }, 1], 256);
     let args = arguments![a.workspace, count, stride, a.x.cols, dgamma, dgamma_dt, dbeta, dbeta_dt];
     // SAFETY: the parameters of `norm_param_sum` in their order; pointers live by contract.
     unsafe { queue.launch(&Any::Sum, &launch, args) }
@@ -206,7 +217,9 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
     let (gamma, gamma_dt) = parameter(&a.gamma);
     let (zero_centered, partial) = (i32::from(a.zero_centered_gamma), if sums { a.workspace } else { Ptr::NULL });
     let dtype = a.x.dtype;
-    let vectors = cols % vector(dtype) == 0 && [&a.dy, &a.x, &a.dx].into_iter().chain(&a.dsum).all(|t| t.dtype == dtype && aligned(t, 16));
+    let vectors = cols % vector(dtype) == 0
+        && rows < 1 << 31
+        && [&a.dy, &a.x, &a.dx].into_iter().chain(&a.dsum).all(|t| t.dtype == dtype && aligned(t, 16));
     let ((dsum, dsum_dt), ld_dsum) = (parameter(&a.dsum), a.dsum.map_or(0, |t| t.ld));
     let matrices = Matrices {
         dy: a.dy.data,
@@ -230,7 +243,8 @@ unsafe fn partial_sums(queue: &Queue<'_>, norm: Norm, a: &NormBwdArgs, sums: boo
     let clusters = queue.backend.capability.arch >= 90;
     let together = || cluster_plan(dtype, tensors, rows, cols, multiprocessors, max_smem).filter(|_| clusters);
     if let Some((cluster, p)) = vectors.then(|| alone().or_else(together)).flatten() {
-        let args = BackwardArgs { matrices, gamma_dt, zero_centered, warps: p.warps as i32, stages: p.stages as i32 };
+        let args =
+            BackwardArgs { matrices, gamma_dt, zero_centered, warps: p.warps as i32, stages: p.stages as i32, inv_n: 1.0 / cols as f32 };
         let mut launch = p.launch();
         let spec = BackwardSpec { dtype, norm, octets: p.octets, cluster: cluster > 1, smem: max_smem };
         if cluster > 1 {
