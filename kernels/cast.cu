@@ -8,6 +8,7 @@
 //   cast_tile  16-byte accesses: base and row stride of x are multiples of 16 bytes (row-wise codes: of 8), cols of the load.
 //              Eight 16-byte loads per thread (f32: sixteen) are issued before anything waits: 128 KiB in flight per multiprocessor.
 //   cast_any   every other stride and alignment, by way of quads.cuh.
+//   cast_held  current scaling of what the chip holds, in one launch; 16-byte accesses.
 // With column sums, where shared memory is large (STAGED): x waits there, in slots of 16 bytes which the thread that asked for them reads
 // again, so that no barrier is needed. Registers then hold no raw data, and 160 KiB are under way per multiprocessor.
 // A contiguous tensor cast row-wise only arrives as rows of 128 (CastParams::last and ::tail take what is left over).
@@ -40,8 +41,21 @@ struct CastParams {
   u32 power_of_two, empty;
   float margin_factor, epsilon;
   u32 dbias_dtype, accumulate;
-  u32 pad;
+  u32 tiles;            // cast_held: tiles of the tensor
 };
+
+// Current scaling: the scale that the amax with these bits gives. One thread of the launch, `first`, writes the slots.
+template <int O> DEVICE float scale_for(const CastParams &p, u32 bits, bool first) {
+  float amax = float_of(bits > 0x7F800000u ? 0x7FFFFFFFu : bits);
+  float scale = p.empty ? 1.0f : scale_from_amax(amax, FP8_MAX(O), p.margin_factor, p.epsilon, p.power_of_two != 0, 1.0f);
+  if (first) {
+    if (p.amax) *p.amax = amax;
+    if (p.scale) *p.scale = scale;
+    if (p.scale_inv) *p.scale_inv = reciprocal(scale);
+    if (p.kept) *p.kept = scale;
+  }
+  return scale;
+}
 
 // The scale of this tensor, for all threads of block `block`. Block 0 writes the slots. Holds barriers.
 template <int O> DEVICE float scale_of(const CastParams &p, u32 block) {
@@ -56,17 +70,7 @@ template <int O> DEVICE float scale_of(const CastParams &p, u32 block) {
   u32 bits = 0;
   for (u32 i = threadIdx.x; i < p.partial_count; i += blockDim.x) bits = umax(bits, p.partials[i]);
   bits = block_max<TILE_THREADS>(bits);
-  if (threadIdx.x == 0) {
-    float amax = float_of(bits > 0x7F800000u ? 0x7FFFFFFFu : bits);
-    float scale = p.empty ? 1.0f : scale_from_amax(amax, FP8_MAX(O), p.margin_factor, p.epsilon, p.power_of_two != 0, 1.0f);
-    shared_scale = scale;
-    if (first) {
-      if (p.amax) *p.amax = amax;
-      if (p.scale) *p.scale = scale;
-      if (p.scale_inv) *p.scale_inv = reciprocal(scale);
-      if (p.kept) *p.kept = scale;
-    }
-  }
+  if (threadIdx.x == 0) shared_scale = scale_for<O>(p, bits, first);
   __syncthreads();
   return shared_scale;
 }
@@ -265,6 +269,202 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR)
   __shared__ u32 part[TILE_THREADS / 32];
   if (blockIdx.x < p.blocks) cast_block<OUT, DBIAS != 0>(p.first, blockIdx.x, p.blocks, shared, part);
   else cast_block<DT_E4M3, false>(p.second, blockIdx.x - p.blocks, gridDim.x - p.blocks, shared, part);
+}
+#endif
+
+#if !DBIAS && !HALO && __CUDA_ARCH__ == 900  // where it was measured
+// Current scaling of a tensor that fits the chip, in one launch, which reads it once: each block holds its tiles in shared memory, and those
+// that find no room there in registers, from their amax until all blocks have met and the scale is known.
+//
+// A cooperative launch of one block a multiprocessor. Two groups of 256 threads take tiles in turn, 32 KiB each: 128 rows of 16 vectors. A
+// thread asks for all that it will hold at once. One warp more sees to the meeting. All warps of a multiprocessor do the same at the same
+// time, so that each instruction is felt: 100 of them take 0.2 us.
+#define GROUPS 2
+#define GROUP_THREADS 256
+#define WORKERS (GROUPS * GROUP_THREADS)
+#define HELD_THREADS (WORKERS + 32)
+#define SLOTS 7  // tiles in shared memory; each group holds one more in registers
+#define SLOT_VECTORS (8 * GROUP_THREADS)
+#define VECTOR (16 / (int)sizeof(In))
+#define HELD_WIDTH (16 * VECTOR)
+#define ABSENT 0xFFFFFFFFu  // no amax
+
+DEVICE void bar_sync(u32 id, u32 threads) { asm volatile("barrier.cta.sync.aligned %0, %1;" :: "r"(id), "r"(threads) : "memory"); }
+DEVICE void bar_arrive(u32 id, u32 threads) { asm volatile("barrier.cta.arrive.aligned %0, %1;" :: "r"(id), "r"(threads) : "memory"); }
+#define BAR_AMAX 1   // the workers' amaxes are there
+#define BAR_SCALE 2  // the scale is
+#define BAR_GROUP 3  // of each group
+
+// All blocks meet, by the word that the driver gives each cooperative launch for that, the one behind cooperative groups: launches on different
+// streams share nothing, and nothing need be zeroed. Its top bit turns, the others return to what they were.
+DEVICE void meet() {
+  u32 *word, old, now;
+  asm("{ .reg .b64 space; mov.b64 space, {%%envreg2, %%envreg1}; add.u64 %0, space, 4; }" : "=l"(word));
+  const u32 count = blockIdx.x == 0 ? 0x80000000u - (gridDim.x - 1) : 1;
+  asm volatile("atom.add.release.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(count) : "memory");
+  do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+  while (((now ^ old) & 0x80000000u) == 0);
+}
+
+// The warp that meets those of the other blocks. Amaxes of blocks lie in words of the workspace, which holds anything before. So the words are
+// cleared, and all blocks meet, while x is on its way; from then on each word tells by itself when its amax is there.
+DEVICE void find_scale(const CastParams &p, const u32 *part, float *scale) {
+  const u32 lane = threadIdx.x & 31;
+  u32 *words = (u32 *)p.partials;
+  if (lane == 0) {
+    st_relaxed(words + blockIdx.x, ABSENT);
+    meet();
+  }
+  __syncwarp();
+  bar_sync(BAR_AMAX, HELD_THREADS);
+  u32 bits = warp_max(lane < WORKERS / 32 ? part[lane] : 0u);
+  if (lane == 0) st_relaxed(words + blockIdx.x, bits);
+#pragma unroll 1
+  for (u32 i = lane; i < gridDim.x; i += 4 * 32) {
+    u32 v[4];
+    do {
+#pragma unroll
+      for (u32 k = 0; k < 4; k++) v[k] = i + 32 * k < gridDim.x ? ld_relaxed(words + i + 32 * k) : 0u;
+    } while (umax(umax(v[0], v[1]), umax(v[2], v[3])) == ABSENT);
+    bits = umax(bits, umax(umax(v[0], v[1]), umax(v[2], v[3])));
+  }
+  bits = warp_max(bits);
+  if (lane == 0) *scale = scale_for<OUT>(p, bits, blockIdx.x == 0);
+  bar_sync(BAR_SCALE, HELD_THREADS);
+}
+
+// The largest |x| of the vectors that were given, as bits. Types of 16 bits: of each half, with a sign that means nothing.
+struct Largest {
+  u32 v = 0;
+  DEVICE void take(const Vec16 &x) {
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+      if (IN == DT_F32) v = umax(v, x.w[w] & 0x7FFFFFFFu);
+      if (IN == DT_F16) asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(v) : "r"(x.w[w]));
+      if (IN == DT_BF16) asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(x.w[w]));
+    }
+  }
+  DEVICE u32 bits() const {
+    if (IN == DT_F32) return v;
+    float low, high;
+    unpack2<IN>(v, low, high);
+    return umax(abs_bits(low), abs_bits(high));
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1) cast_held(const __grid_constant__ CastParams p) {
+  after_previous();
+  if (p.skip && *p.skip) return;
+  extern __shared__ __align__(1024) u8 held[];
+  __shared__ u32 part[WORKERS / 32];
+  __shared__ float shared_scale;
+  if (threadIdx.x >= WORKERS) {
+    find_scale(p, part, &shared_scale);
+    return;
+  }
+  const u32 group = threadIdx.x / GROUP_THREADS, thread = threadIdx.x % GROUP_THREADS;
+  const u32 row = thread / 16 * 8, col = thread % 16 * VECTOR, room = (SLOTS - group + GROUPS - 1) / GROUPS;
+  Vec16 *const slots = (Vec16 *)held + group * SLOT_VECTORS;
+  // The group's tiles: every `stride`-th from `first` on.
+  const u32 stride = GROUPS * gridDim.x, first = blockIdx.x + group * gridDim.x;
+  const u32 n = first < p.tiles ? (p.tiles - first - 1) / stride + 1 : 0;
+  // Divisions are long: one tile's place follows from that of the one before.
+  const u32 first_down = first / p.col_tiles, first_across = first - first_down * p.col_tiles;
+  const u32 stride_down = stride / p.col_tiles, stride_across = stride - stride_down * p.col_tiles;
+  u32 down = first_down, across = first_across, rows_here;
+  i64 row0, col0;
+  auto place = [&]() {
+    row0 = (i64)down * TILE + row, col0 = (i64)across * HELD_WIDTH + col;
+    i64 below = col0 >= p.cols ? 0 : (col0 < p.last ? p.rows : p.rows - 1) - row0;
+    rows_here = below < 0 ? 0 : (u32)imin(below, 8);
+    down += stride_down, across += stride_across;
+    if (across >= p.col_tiles) across -= p.col_tiles, down++;
+  };
+  const u64 once = evict_first();
+  const u32 in_slots = n < room ? n : room;
+#pragma unroll 1
+  for (u32 s = 0; s < in_slots; s++) {
+    place();
+    const In *x = p.x + row0 * p.ldx + col0;
+    const u32 to = smem_u32(slots + s * (GROUPS * SLOT_VECTORS) + thread);
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+      cp_async16(to + i * GROUP_THREADS * 16, x, i < rows_here ? 16 : 0, once);
+      x += p.ldx;
+    }
+    cp_async_commit();
+  }
+  Vec16 kept[8];
+  if (n > room) {
+    place();
+    const In *x = p.x + row0 * p.ldx + col0;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+      kept[i] = Vec16{{0, 0, 0, 0}};
+      if (i < rows_here) kept[i] = ld16_policy(x, once);
+      x += p.ldx;
+    }
+  }
+  Largest largest;
+#pragma unroll 1
+  for (u32 s = 0; s < in_slots; s++) {
+    u32 behind = in_slots - s - 1;
+    if (behind >= 3) cp_async_wait<3>();
+    else if (behind == 2) cp_async_wait<2>();
+    else if (behind == 1) cp_async_wait<1>();
+    else cp_async_wait<0>();
+    const Vec16 *from = slots + s * (GROUPS * SLOT_VECTORS) + thread;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) largest.take(from[i * GROUP_THREADS]);
+  }
+  if (n > room) {
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) largest.take(kept[i]);
+  }
+  const u32 bits = warp_max(largest.bits());
+  if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = bits;
+  __syncwarp();
+  bar_arrive(BAR_AMAX, HELD_THREADS);
+  const u64 policy = evict_normal();
+  bar_sync(BAR_SCALE, HELD_THREADS);
+  const float scale = shared_scale;
+  down = first_down, across = first_across;
+#pragma unroll 1
+  for (u32 s = 0; s < n; s++) {
+    place();
+    Vec16 *const from = slots + (s < room ? s : 0) * (GROUPS * SLOT_VECTORS);
+    if (s == room) {
+      if (p.qt) bar_sync(BAR_GROUP + group, GROUP_THREADS);  // the tile that was there has been stored
+#pragma unroll
+      for (u32 i = 0; i < 8; i++) from[thread + i * GROUP_THREADS] = kept[i];
+    }
+    u32 code[8][VECTOR / 4];
+    u8 *q = p.q + row0 * p.ldq + col0;
+    if (!p.q) rows_here = 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+      Vec16 raw = from[thread + i * GROUP_THREADS];
+      float v[VECTOR];
+#pragma unroll
+      for (int w = 0; w < 4; w++) {
+        if constexpr (VECTOR == 8) unpack2<IN>(raw.w[w], v[2 * w], v[2 * w + 1]);
+        else v[w] = float_of(raw.w[w]);
+      }
+#pragma unroll
+      for (int h = 0; h < VECTOR / 4; h++) code[i][h] = f32x4_to_fp8x4<OUT>(v[4 * h] * scale, v[4 * h + 1] * scale, v[4 * h + 2] * scale, v[4 * h + 3] * scale);
+      if (i < rows_here) {
+        if constexpr (VECTOR == 8) st8(q, Vec8{{code[i][0], code[i][1]}}, policy);
+        else st4(q, code[i][0]);
+      }
+      q += p.ldq;
+    }
+    if (p.qt) {
+      bar_sync(BAR_GROUP + group, GROUP_THREADS);  // the slot has been read
+      tile_put<VECTOR>((u8 *)from, code, thread / 16);
+      bar_sync(BAR_GROUP + group, GROUP_THREADS);
+      tile_store_transposed<VECTOR>((u8 *)from, p.qt, p.ldqt, row0 - row, col0 - col, p.rows, p.cols, policy, TILE, thread, GROUP_THREADS, HELD_WIDTH);
+    }
+  }
 }
 #endif
 

@@ -227,14 +227,29 @@ fn current_reference(values: &[f32], output: DType, s: &CurrentScaling) -> (f32,
 
 #[test]
 fn current_scaling_equals_the_oracle() {
+    let shapes: Vec<_> = SHAPES.into_iter().chain([(700, 1048), (3, 70_001)]).collect();
+    check_current_scaling("current_scaling_equals_the_oracle", &shapes, &HIGH, &LAYS, &LAYOUTS);
+}
+
+/// What kernels hold on the chip between amax and scale: as much as fits, tiles that end within it, and a little more.
+#[test]
+fn current_scaling_of_a_few_megabytes() {
+    let name = "current_scaling_of_a_few_megabytes";
+    check_current_scaling(name, &[(2049, 1048), (1000, 2008)], &HIGH, &[Lay::Dense, Lay::Padded], &LAYOUTS);
+    check_current_scaling(name, &[(1, 3_000_000), (1, 3_000_001)], &[DType::Bf16], &[Lay::Dense], &[(true, false)]);
+    check_current_scaling(name, &[(8064, 2304), (4736, 4240)], &[DType::Bf16], &[Lay::Padded], &[(true, true)]);
+    check_current_scaling(name, &[(4700, 2048)], &[DType::F32], &[Lay::Dense], &[(false, true)]);
+}
+
+fn check_current_scaling(name: &str, shapes: &[(usize, usize)], inputs: &[DType], lays: &[Lay], all_layouts: &[(bool, bool)]) {
     let ctx = context();
-    let mut rng = rng("current_scaling_equals_the_oracle");
+    let mut rng = rng(name);
     let workspace = Guarded::new(&ctx, cast_to_fp8_current_workspace(&ctx) as usize, 0);
-    for (rows, cols) in SHAPES.into_iter().chain([(700, 1048), (3, 70_001)]) {
-        for input_type in HIGH {
-            for lay in LAYS {
+    for &(rows, cols) in shapes {
+        for &input_type in inputs {
+            for &lay in lays {
                 let output_type = *FP8.choose(&mut rng).unwrap();
-                let layouts = *LAYOUTS.choose(&mut rng).unwrap();
+                let layouts = *all_layouts.choose(&mut rng).unwrap();
                 let scaling = CurrentScaling {
                     margin: rng.random_range(-2..3),
                     epsilon: *[0.0, 1e-6, 10.0].choose(&mut rng).unwrap(),

@@ -11,7 +11,7 @@ use nvte::{
     numerics::{AmaxComputeAlgo, DelayedScaling},
     ops::{
         activation::{activation_fwd, Activation, ActivationArgs},
-        cast::{cast_to_fp8, CastArgs},
+        cast::{cast_to_fp8, cast_to_fp8_current, cast_to_fp8_current_workspace, CastArgs, CurrentCastArgs, CurrentScaling},
         gemm::{fp8_gemm, gemm_workspace, Accumulate, GemmArgs},
         norm::{layernorm_fwd, NormFwdArgs},
         scaling::{scaling_update, ScalingUpdateArgs},
@@ -320,6 +320,109 @@ fn replays_equal_calls_made_one_by_one() {
             }
         }
         drop(graph);
+        // SAFETY: nothing is enqueued on it any more.
+        assert_eq!(unsafe { (driver.destroy_stream)(stream.0) }, 0);
+    }
+}
+
+/// Current scaling of one tensor, with all that it writes.
+struct Current {
+    rows: i64,
+    cols: i64,
+    x: Guarded,
+    q: Guarded,
+    qt: Guarded,
+    slots: [Guarded; 3],
+    workspace: Guarded,
+}
+
+impl Current {
+    fn new(ctx: &Context, rows: usize, cols: usize, x: &[u8]) -> Self {
+        let new = |bytes: usize| Guarded::new(ctx, bytes, 0);
+        Self {
+            rows: rows as i64,
+            cols: cols as i64,
+            x: Guarded::from_bytes(ctx, x, 0),
+            q: new(rows * cols),
+            qt: new(rows * cols),
+            slots: [new(4), new(4), new(4)],
+            workspace: new(cast_to_fp8_current_workspace(ctx) as usize),
+        }
+    }
+
+    fn run(&self, ctx: &Context, stream: Stream) {
+        let [scale, inverse, amax] = [0, 1, 2].map(|i| self.slots[i].ptr());
+        let output = TensorView::new(DType::E4m3, self.q.ptr(), self.rows, self.cols).with_transpose(self.qt.ptr(), self.rows);
+        let args = CurrentCastArgs {
+            input: TensorView::new(DType::Bf16, self.x.ptr(), self.rows, self.cols),
+            output: output.with_scaling(scale, inverse, amax),
+            scaling: CurrentScaling::default(),
+            workspace: if self.workspace.bytes() == 0 { Ptr::NULL } else { self.workspace.ptr() },
+            workspace_bytes: self.workspace.bytes() as u64,
+        };
+        // SAFETY: everything is live until the stream has passed.
+        unsafe { cast_to_fp8_current(ctx, &args, stream) }.unwrap();
+    }
+
+    fn results(&self) -> Vec<Vec<u8>> {
+        self.workspace.read();
+        [&self.q, &self.qt, &self.slots[0], &self.slots[1], &self.slots[2]].map(Guarded::read).into()
+    }
+}
+
+/// Blocks of these kernels wait for one another, which must not end in kernels of different streams waiting for each other's places.
+#[test]
+fn current_scaling_on_several_streams_and_in_graphs() {
+    let _turn = in_turn();
+    let (ctx, mut rng) = (context(), rng("current_scaling_on_several_streams_and_in_graphs"));
+    const SHAPES: [(usize, usize); 3] = [(2050, 1032), (8192, 1024), (4096, 2048)];
+    let data = |deviation: f32, rng: &mut StdRng| SHAPES.map(|(rows, cols)| inputs([rows, cols, 0], deviation, rng));
+    let (first, second) = (data(1.0, &mut rng), data(3.0, &mut rng));
+    let make = |x: &[Vec<u8>; 3]| [0, 1, 2].map(|i| Current::new(&ctx, SHAPES[i].0, SHAPES[i].1, &x[i]));
+    let wanted = [&first, &second].map(|x| {
+        make(x).map(|c| {
+            c.run(&ctx, Stream::NULL);
+            sync(&ctx);
+            c.results()
+        })
+    });
+    assert_ne!(wanted[0][0][2], wanted[1][0][2], "scales differ");
+    // The CPU has neither streams nor graphs.
+    if !on_cuda() {
+        return;
+    }
+    let driver = Driver::load();
+    let (streams, calls) = ([(); 3].map(|()| driver.stream()), make(&first));
+    for _ in 0..100 {
+        for (c, stream) in calls.iter().zip(streams) {
+            for _ in 0..3 {
+                c.run(&ctx, stream);
+            }
+        }
+    }
+    streams.iter().for_each(|s| ctx.synchronize(*s).unwrap());
+    for (c, want) in calls.iter().zip(&wanted[0]) {
+        assert!(&c.results() == want, "calls on several streams");
+    }
+    let graphs = [0, 1, 2].map(|i| driver.capture(streams[i], || (0..8).for_each(|_| calls[i].run(&ctx, streams[i]))));
+    for (x, want) in [(&second, &wanted[1]), (&first, &wanted[0])] {
+        for (c, x) in calls.iter().zip(x) {
+            c.x.overwrite(x);
+        }
+        sync(&ctx);
+        for _ in 0..20 {
+            for (graph, stream) in graphs.iter().zip(streams) {
+                // SAFETY: a live graph and stream.
+                assert_eq!(unsafe { (driver.launch)(graph.executable, stream.0) }, 0, "cuGraphLaunch");
+            }
+        }
+        streams.iter().for_each(|s| ctx.synchronize(*s).unwrap());
+        for (c, want) in calls.iter().zip(want) {
+            assert!(&c.results() == want, "graphs on several streams");
+        }
+    }
+    drop(graphs);
+    for stream in streams {
         // SAFETY: nothing is enqueued on it any more.
         assert_eq!(unsafe { (driver.destroy_stream)(stream.0) }, 0);
     }

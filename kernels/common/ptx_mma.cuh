@@ -4,6 +4,7 @@
 
 // 16 bytes from global to shared memory, past L1. Only the first `bytes` (0..16) are read; the rest of the 16 is filled with zeros.
 DEVICE void cp_async16(u32 dst, const void *src, u32 bytes) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(dst), "l"(src), "r"(bytes) : "memory"); }
+DEVICE void cp_async16(u32 dst, const void *src, u32 bytes, u64 policy) { asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" :: "r"(dst), "l"(src), "r"(bytes), "l"(policy) : "memory"); }
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until at most N of this thread's newest groups are pending.
 template <int N> DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }

@@ -42,10 +42,10 @@ DEVICE void transpose4(u32 &a, u32 &b, u32 &c, u32 &d) {
 
 template <int V> DEVICE u32 tile_key(u32 c) { return (c / V) & 15; }
 
-// Puts the thread's codes, code[row][word] of the rows from 8 k on, into the transposed tile.
-template <int V> DEVICE void tile_put(u8 *tile, const u32 (&code)[8][2], u32 k = threadIdx.x >> 4) {
+// Puts the thread's codes, code[row][word] of the rows from 8 k on, into the transposed tile. One word: a tile of 16 V columns.
+template <int V, int WORDS> DEVICE void tile_put(u8 *tile, const u32 (&code)[8][WORDS], u32 k = threadIdx.x >> 4) {
 #pragma unroll
-  for (u32 h = 0; h < 2; h++) {
+  for (u32 h = 0; h < WORDS; h++) {
     u32 lo[4], hi[4];
 #pragma unroll
     for (u32 i = 0; i < 4; i++) lo[i] = code[i][h], hi[i] = code[i + 4][h];
@@ -92,20 +92,21 @@ template <int V> DEVICE Vec16 tile_get16(const u8 *tile, u32 c, u32 k) {
 DEVICE bool whole_sectors(const u8 *p, i64 ld) { return !p || (((u32)(u64)p | (u32)ld) & 31) == 0; }
 
 // Writes the transposed tile, after a barrier: element (r, c) of the tile whose corner is (row0, col0) goes to out[(col0+c)*ld + row0+r].
-// `height`: rows of the tile that are used, a power of two from 16 on; the block has at least twice as many threads. Where `out` and `ld` are
-// multiples of 16 a warp writes four segments of 128 bytes at a time, elsewhere one column.
+// `height`: rows of the tile that are used, a power of two from 16 on; at least twice as many threads take part: this one is number `thread`
+// of `threads`. Where `out` and `ld` are multiples of 16 a warp writes four segments of 128 bytes at a time, elsewhere one column.
 template <int V, class Past = bool>
-DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64 col0, i64 rows, i64 cols, Past past = Past(), u32 height = TILE) {
-  const u32 width = (u32)imin(TILE, cols - col0), here = (u32)imin(height, rows - row0);
+DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64 col0, i64 rows, i64 cols, Past past = Past(), u32 height = TILE,
+                                  u32 thread = threadIdx.x, u32 threads = blockDim.x, u32 most = TILE) {
+  const u32 width = (u32)imin(most, cols - col0), here = (u32)imin(height, rows - row0);
   out += col0 * ld + row0;
   if (((u32)(u64)out | (u32)ld) & 15) {
     // Four rows to a lane.
-    const u32 lanes = height / 4, l = threadIdx.x & (lanes - 1), columns = blockDim.x / lanes;
-    u8 *to = out + (threadIdx.x / lanes) * ld + 4 * l;
+    const u32 lanes = height / 4, l = thread & (lanes - 1), columns = threads / lanes;
+    u8 *to = out + (thread / lanes) * ld + 4 * l;
     auto word = [&](u32 c) { return *(const u32 *)(tile + c * TILE + ((l >> 1) ^ tile_key<V>(c)) * 8 + (l & 1) * 4); };
     if (here == TILE) {
 #pragma unroll 4
-      for (u32 c = threadIdx.x / lanes; c < width; c += columns, to += columns * ld) {
+      for (u32 c = thread / lanes; c < width; c += columns, to += columns * ld) {
         u32 own[1] = {word(c)};
         quad_put_whole<1>(to, own);
       }
@@ -113,18 +114,18 @@ DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64
       const u32 n = quad_size(here, 4 * l), next = quad_size(here, 4 * l + 4);
 #pragma unroll 2
       for (u32 i = 0; i < width; i += columns, to += columns * ld) {
-        u32 c = i + threadIdx.x / lanes, own[1] = {word(c)};
+        u32 c = i + thread / lanes, own[1] = {word(c)};
         bool exists = c < width;
         quad_put<1>(to, own, exists ? n : 0, exists ? next : 0, lanes);
       }
     }
     return;
   }
-  u32 chunks = height / 16, k = threadIdx.x & (chunks - 1), r = 16 * k;
+  u32 chunks = height / 16, k = thread & (chunks - 1), r = 16 * k;
   if (r >= here) return;
 #pragma unroll
   for (u32 i = 0; i < 4; i++) {
-    u32 c = (threadIdx.x + i * blockDim.x) / chunks;
+    u32 c = (thread + i * threads) / chunks;
     if (c >= width) break;
     u8 *to = out + c * ld + r;
     if (r + 16 <= here) {

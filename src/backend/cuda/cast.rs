@@ -6,7 +6,7 @@ use super::{
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
-    tile::{has_halo, vector, Layout, Walk, HALO_ELEMENTS, THREADS, TILE},
+    tile::{self, has_halo, vector, Layout, Walk, HALO_ELEMENTS, THREADS, TILE},
     CudaBackend,
 };
 use crate::{
@@ -33,6 +33,7 @@ enum Entry {
     Tile,
     Any,
     Pair,
+    Held,
 }
 
 kernel_spec!(
@@ -40,9 +41,19 @@ kernel_spec!(
         Entry::Tile => "cast_tile",
         Entry::Any => "cast_any",
         Entry::Pair => "cast_pair",
+        Entry::Held => "cast_held",
     },
-    "IN" = s.input, "OUT" = s.output, "DBIAS" = s.dbias, "HALO" = s.halo; also s.entry
+    "IN" = s.input, "OUT" = s.output, "DBIAS" = s.dbias, "HALO" = s.halo; also s.entry;
+    smem = if s.entry == Entry::Held { HELD_SMEM } else { 0 }
 );
+
+/// `cast_held`: threads of a block, the tiles that one holds, and what of them lies in shared memory.
+const HELD_THREADS: u32 = 2 * 256 + 32;
+const HELD_TILES: u32 = 9;
+const HELD_SMEM: u32 = 7 * 32 * 1024;
+/// Where it was measured; and the bytes of a tensor from which on it is faster than two launches.
+const HELD_ARCH: i32 = 90;
+const HELD_LEAST: u64 = 4_000_000;
 
 #[derive(Clone, Copy)]
 pub(super) struct Dbias;
@@ -64,6 +75,7 @@ pub(super) fn variants() -> Vec<Variant> {
 }
 
 /// `CastParams` of the kernel.
+#[derive(Clone, Copy)]
 #[repr(C)]
 struct Params {
     x: Ptr,
@@ -92,7 +104,7 @@ struct Params {
     epsilon: f32,
     dbias_dtype: u32,
     accumulate: u32,
-    pad: u32,
+    tiles: u32,
 }
 
 /// `DbiasParams` of the kernel.
@@ -183,7 +195,7 @@ fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
         epsilon: job.current.map_or(0.0, |c| c.epsilon),
         dbias_dtype: at_once.map_or(0, |b| b.dtype as u32),
         accumulate: at_once.is_some_and(|b| b.accumulate).into(),
-        pad: 0,
+        tiles: blocks,
     };
     Ok(Cut { params, blocks, threads, aligned: walk.aligned, halo, unfinished: dbias.filter(|_| at_once.is_none()) })
 }
@@ -196,6 +208,14 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
     let Cut { mut params, blocks, threads, aligned, halo, unfinished } = cut(job, queue.multiprocessors())?;
     if job.current.is_some() {
         params.partials = job.workspace;
+        let spec = Cast { input: x.dtype, output: q.dtype, dbias: false, halo: false, entry: Entry::Held };
+        if let Some((params, launch)) = if aligned { held(&queue, job, &spec, &params)? } else { None } {
+            // SAFETY: the kernel's one parameter; the workspace has a word for each block; pointers live by contract.
+            match unsafe { queue.launch(&spec, &launch, arguments![params]) } {
+                Err(e) if REFUSED.contains(&e.code()) => {}
+                done => return done,
+            }
+        }
         // SAFETY: forwarded contract; the workspace starts with room for the partials.
         params.partial_count = unsafe { amax::partials(&queue, x, params.partials, aligned && params.sums.is_null()) }?;
     }
@@ -209,6 +229,28 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
         queue.launch(&spec, &Launch::new([blocks, 1, 1], threads), arguments![params])?;
         finish_sums(&queue, job, &params, &unfinished)
     }
+}
+
+/// `CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE` and `CUDA_ERROR_NOT_SUPPORTED`.
+const REFUSED: [i32; 2] = [720, 801];
+
+/// Current scaling in one launch of `cast_held`, where the chip holds the tensor and the device all blocks at a time.
+fn held(queue: &Queue<'_>, job: &CastJob, spec: &Cast, params: &Params) -> Result<Option<(Params, Launch)>> {
+    let (backend, x, q) = (queue.backend, &job.input, &job.output);
+    let bytes = (x.rows as u64).saturating_mul(x.cols as u64).saturating_mul(x.dtype.size() as u64);
+    let room = backend.capability.arch == HELD_ARCH && backend.max_shared_memory >= HELD_SMEM + 1024;
+    let aligned = params.tail == 0 && Layout::new(q.data_t, q.ld_t, q.dtype, 16).aligned(2);
+    if !room || !aligned || bytes < HELD_LEAST || job.dbias.is_some() {
+        return Ok(None);
+    }
+    let (col_tiles, tiles) = tile::tiles(params.rows, params.cols, TILE, 16 * vector(x.dtype))?;
+    let blocks = queue.multiprocessors().min(tiles);
+    if tiles > blocks * HELD_TILES {
+        return Ok(None);
+    }
+    let launch = Launch { smem: HELD_SMEM, cooperative: true, ..Launch::new([blocks, 1, 1], HELD_THREADS) };
+    let fits = queue.clusters(spec, &launch)? >= blocks;
+    Ok(fits.then_some((Params { col_tiles, tiles, ..*params }, launch)))
 }
 
 /// # Safety

@@ -20,11 +20,13 @@ pub(crate) struct Launch {
     pub(crate) smem: u32,
     /// Blocks per cluster along x; 1: none.
     pub(crate) cluster: u32,
+    /// All blocks run at the same time, so that they may wait for one another; the driver refuses what does not fit.
+    pub(crate) cooperative: bool,
 }
 
 impl Launch {
     pub(crate) fn new(grid: [u32; 3], block: u32) -> Self {
-        Self { grid, block, smem: 0, cluster: 1 }
+        Self { grid, block, smem: 0, cluster: 1, cooperative: false }
     }
 }
 
@@ -69,10 +71,11 @@ impl<'a> Queue<'a> {
         let driver = self.backend.driver;
         crate::debug::log(2, || format!("launch {entry} grid {:?} block {} smem {}", l.grid, l.block, l.smem));
         use cudarc::driver::sys::CUlaunchAttributeID::{
-            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as DEPENDENT,
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER, CU_LAUNCH_ATTRIBUTE_COOPERATIVE as COOPERATIVE,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as DEPENDENT,
         };
         // SAFETY: plain C structs, for which zeros are valid.
-        let (mut attributes, mut config): ([CUlaunchAttribute; 2], CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        let (mut attributes, mut config): ([CUlaunchAttribute; 3], CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         let mut count = 0;
         if self.backend.dependent_launch {
             attributes[count].id = DEPENDENT;
@@ -86,6 +89,11 @@ impl<'a> Queue<'a> {
             attributes[count].value.clusterDim.z = 1;
             count += 1;
         }
+        if l.cooperative {
+            attributes[count].id = COOPERATIVE;
+            attributes[count].value.cooperative = 1;
+            count += 1;
+        }
         [config.gridDimX, config.gridDimY, config.gridDimZ] = l.grid;
         (config.blockDimX, config.blockDimY, config.blockDimZ) = (l.block, 1, 1);
         config.sharedMemBytes = l.smem;
@@ -96,7 +104,7 @@ impl<'a> Queue<'a> {
         driver.check(entry, unsafe { (driver.launch_kernel_ex)(&config, f.0, arguments.as_mut_ptr(), std::ptr::null_mut()) })
     }
 
-    /// How many clusters of such a launch run at a time, at least one.
+    /// How many clusters of such a launch run at a time, at least one. Of one block each: how many blocks.
     pub(crate) fn clusters<S: KernelSpec>(&self, spec: &S, l: &Launch) -> Result<u32> {
         let f = self.backend.jit.get(spec, self.backend.driver, self.stream)?;
         let key = (spec.entry(), [l.cluster, l.block, l.smem]);

@@ -340,12 +340,8 @@ unsafe fn sm90(queue: &Queue<'_>, g: &OwnArgs, part: &Part) -> Result<()> {
     let map_a = tensor_map(queue, &part.a, part.m, g.k, t.bm)?;
     let map_b = tensor_map(queue, &part.b, part.n, g.k, t.bn / t.cluster)?;
     let (m, n, k) = (part.m as i32, part.n as i32, g.k as i32);
-    let launch = Launch {
-        grid: [clusters_at_once.min(clusters_m * tiles_n) * t.cluster, 1, 1],
-        block: 384,
-        smem: spec.dynamic_smem(),
-        cluster: t.cluster,
-    };
+    let grid = [clusters_at_once.min(clusters_m * tiles_n) * t.cluster, 1, 1];
+    let launch = Launch { smem: spec.dynamic_smem(), cluster: t.cluster, ..Launch::new(grid, 384) };
     // SAFETY: the parameters of `gemm_sm90` in their order; pointers live by contract.
     unsafe { queue.launch(&spec, &launch, arguments![map_a, map_b, part.out, m, n, k, tiles_m, tiles_n, group]) }
 }
