@@ -7,6 +7,8 @@
 // Blocks come in an order that keeps both kinds under way: `lead` blocks of rows, then one tile after every `per_tile` of them. Only the first
 // launch has to wait before it reads x: rows need nothing of the launches before theirs, and take the places of their last blocks while
 // these run. Tiles wait for the launch that made their codes.
+// L2 is for codes.
+#define X_LINES FIRST_LINES
 #include "common/norm_row.cuh"
 #include "common/tile.cuh"
 
@@ -34,18 +36,12 @@ DEVICE void before_next() {
 #endif
 }
 
-// L2 is left to keep the codes as it likes.
 DEVICE void rows_of(const ChainArgs &p, u32 index) {
   const bool alone = p.norm.warps == 1;
   const i64 i = alone ? (i64)index * (blockDim.x >> 5) + (threadIdx.x >> 5) : index;
-  if (i < p.rows) forward_row(p.norm, p.row + i, [] { return evict_normal(); });
+  if (i < p.rows) forward_row(p.norm, p.row + i, [] { return NORMAL_LINES; });
 }
 
-DEVICE Vec8 ld8_last(const void *p, u64 policy) {
-  Vec8 v;
-  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v2.u32 {%0,%1}, [%2], %3;" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p), "l"(policy) : "memory");
-  return v;
-}
 // As many threads as there are: sixteen take eight rows of the tile at a time.
 DEVICE void tile_of(const ChainArgs &p, u32 index) {
   __shared__ Vec16 shared[TILE * TILE / 16];
@@ -53,8 +49,6 @@ DEVICE void tile_of(const ChainArgs &p, u32 index) {
   const Args &a = p.norm;
   const i64 row0 = p.tile_row + (i64)(index / p.col_tiles) * TILE, col0 = (i64)(index % p.col_tiles) * TILE, col = col0 + tile_col<8>(0);
   const u32 here = (u32)imin(TILE, p.tile_row + p.tiled - row0), width = (u32)imin(TILE, a.hidden - col0);
-  // Nobody reads the codes again before they have left the cache anyway.
-  const u64 last = evict_first();
 #pragma unroll 2
   for (u32 k = threadIdx.x >> 4; 8 * k < here; k += blockDim.x >> 4) {
     const u8 *from = a.y + (row0 + 8 * k) * a.ldy + col;
@@ -62,7 +56,8 @@ DEVICE void tile_of(const ChainArgs &p, u32 index) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
       Vec8 both = {{0, 0}};
-      if (col < a.hidden) both = ld8_last(from + i * a.ldy, last);
+      // They make room in L2 for codes that were not read yet.
+      if (col < a.hidden) both = ld8_policy(from + i * a.ldy, FIRST_LINES);
       code[i][0] = both.w[0], code[i][1] = both.w[1];
     }
     tile_put<8>(tile, code, k);
@@ -72,7 +67,7 @@ DEVICE void tile_of(const ChainArgs &p, u32 index) {
   if (16 * k >= here) return;
   u8 *out = a.yt + col0 * a.ldyt + row0 + 16 * k;
 #pragma unroll 4
-  for (u32 c = threadIdx.x >> 3; c < width; c += blockDim.x >> 3) st16(out + c * a.ldyt, tile_get16<8>(tile, c, k), last);
+  for (u32 c = threadIdx.x >> 3; c < width; c += blockDim.x >> 3) st16(out + c * a.ldyt, tile_get16<8>(tile, c, k), FIRST_LINES);
 }
 
 extern "C" __global__ void __launch_bounds__(256, OCTETS == 5 ? 3 : 4) norm_fwd_chain(const __grid_constant__ ChainArgs p) {

@@ -31,11 +31,13 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, HALO ? 4 : 8) transpo
   i64 row0 = (i64)(block / p.col_tiles) * TILE, col0 = (i64)(block % p.col_tiles) * TILE;
   i64 row = row0 + tile_row(), col = col0 + tile_col<8>(0);
   const u8 *from = p.in + row * p.ld + col;
+  // Codes that were just made make room in L2 for those that were not read yet.
+  const u64 policy = p.newest_first ? FIRST_LINES : NORMAL_LINES;
   u32 code[8][2];
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     Vec8 both = {{0, 0}};
-    if (row + i < p.rows && col < p.cols) both = ld8_stream(from + i * p.ld);
+    if (row + i < p.rows && col < p.cols) both = ld8_policy(from + i * p.ld, policy);
     code[i][0] = both.w[0], code[i][1] = both.w[1];
   }
 #if HALO

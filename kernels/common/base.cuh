@@ -186,8 +186,10 @@ DEVICE Vec16 ld16(const void *p) { Vec16 v; asm volatile("ld.global.v4.u32 {%0,%
 DEVICE u64 evict_first() { u64 r; asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r)); return r; }
 DEVICE u64 evict_last() { u64 r; asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(r)); return r; }
 DEVICE u64 evict_normal() { u64 r; asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(r)); return r; }
-// What the last makes on every architecture. As a number it costs nothing; from sm_90 on the instruction is five, repeated at each access.
+// What the last makes on every architecture, and the first. As numbers they cost nothing; from sm_90 on the instruction is five, repeated at
+// each access.
 #define NORMAL_LINES 0x16F0000000000000ull
+#define FIRST_LINES 0x12F0000000000000ull
 // Read once, not kept in L1. L1::no_allocate alone makes what is read the first to leave L2 as well: it then never takes the place of what other
 // programs left there, and a kernel that has the rest of L2 to itself only is up to 10 % slower. Hence the policy.
 DEVICE Vec16 ld16_policy(const void *p, u64 policy) { Vec16 v; asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0,%1,%2,%3}, [%4], %5;" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p), "l"(policy)); return v; }

@@ -8,6 +8,10 @@
 #include "common/norm_fwd.cuh"
 
 #define SLOTS (OCTETS * 8 / N)
+// How L2 takes x.
+#ifndef X_LINES
+#define X_LINES NORMAL_LINES
+#endif
 #define KEEP (OCTETS < 8)
 // As many threads as leave each 64 registers, or 72. (64 columns take a few more on some architectures.)
 #define ROW_THREADS (OCTETS == 4 ? 1024 : OCTETS == 5 ? 896 : 512)
@@ -44,7 +48,7 @@ template <int FEW> DEVICE void load_row(const Args &a, i64 row, Share own, Vec16
 #pragma unroll
   for (int i = 0; i < SLOTS; ++i) {
     raw[i] = {{0, 0, 0, 0}};
-    if (own.at + i * 32 < own.end) raw[i] = ld16_stream(x + i * 32 * N);
+    if (own.at + i * 32 < own.end) raw[i] = ld16_policy(x + i * 32 * N, X_LINES);
   }
   if constexpr (FEW > 0) {
     if (!a.residual) return;
@@ -213,9 +217,9 @@ template <class Policy> DEVICE void forward_row(const Args &a, i64 row, Policy p
   const Share own = share_of(a, alone ? 0 : warp);
   Vec16 raw[SLOTS];
   load_row<X == DT_F32 || !KEEP && FP8 ? 2 : KEEP ? SLOTS : 4>(a, row, own, raw);
-  // With x, so that nobody waits for them at the end; where registers are short (f32 most of all), then.
+  // With x, so that nobody waits for them at the end; where registers are short, then.
   constexpr bool EARLY = KEEP && X != DT_F32;
-  const float early_scale = FP8 && X != DT_F32 && a.scale ? *a.scale : 1.0f;
+  const float early_scale = FP8 && EARLY && a.scale ? *a.scale : 1.0f;
   const u32 early = EARLY ? read_amax(a) : 0;
   // Parts of warps that are not there; the first barrier of a sum stands between this and whoever reads them.
   if (threadIdx.x >= a.warps && threadIdx.x < 32) {
@@ -228,7 +232,7 @@ template <class Policy> DEVICE void forward_row(const Args &a, i64 row, Policy p
   if (lane == 0 && (alone || warp == 0)) put_stats(a, row, s);
   u8 *y = a.y + (row * a.ldy + own.at * N) * (FP8 ? 1 : element_size(a.y_dt));
   const u64 past = policy();
-  const float scale = FP8 && X == DT_F32 && a.scale ? *(const volatile float *)a.scale : early_scale;
+  const float scale = FP8 && !EARLY && a.scale ? *(const volatile float *)a.scale : early_scale;
   float amax = 0.0f;
   if constexpr (FP8) {
     // Which format is asked once a row.

@@ -14,7 +14,8 @@
 #define TILE_THREADS 256
 
 // ---------------------------------------------------------------- access
-DEVICE Vec8 ld8_stream(const void *p) { Vec8 v; asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.u32 {%0,%1}, [%2], %3;" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p), "l"(NORMAL_LINES)); return v; }
+DEVICE Vec8 ld8_policy(const void *p, u64 policy) { Vec8 v; asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v2.u32 {%0,%1}, [%2], %3;" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p), "l"(policy)); return v; }
+DEVICE Vec8 ld8_stream(const void *p) { return ld8_policy(p, NORMAL_LINES); }
 DEVICE u32 ld4_stream(const void *p) { u32 v; asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(v) : "l"(p), "l"(NORMAL_LINES)); return v; }
 DEVICE void st4(void *p, u32 v) { asm volatile("st.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 
