@@ -186,33 +186,37 @@ template <bool VEC> DEVICE void rows_of_any_length(const Args &a) {
         f(v, i * 32 * N, Type<VEC>());
       }
     };
-    float sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+    // Each slot's terms are added up by themselves first: with 16-bit elements, of which many are equal, roundings of a long sum do not cancel.
+    float sum = 0.0f, squares = 0.0f;
     each([&](const float (&v)[N], u32, auto) {
+      float own[2];
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        if (RMS) squares[k & 1] += v[k] * v[k];
-        else sum[k & 1] += v[k];
+        const float term = RMS ? v[k] * v[k] : v[k];
+        own[k & 1] = k < 2 ? term : own[k & 1] + term;
       }
+      (RMS ? squares : sum) += own[0] + own[1];
     });
     Stats s;
     if (RMS) {
-      s = finish(0.0f, 0.0f, group_sum(squares[0] + squares[1], &parts[turn][warp], parts[turn], a.warps, barrier), a.inv_n, a.eps);
+      s = finish(0.0f, 0.0f, group_sum(squares, &parts[turn][warp], parts[turn], a.warps, barrier), a.inv_n, a.eps);
     } else {
-      const float centre = centre_of(group_sum(sum[0] + sum[1], &parts[0][warp], parts[0], a.warps, barrier), a.inv_n);
-      sum[0] = sum[1] = 0.0f;
+      const float centre = centre_of(group_sum(sum, &parts[0][warp], parts[0], a.warps, barrier), a.inv_n);
+      sum = 0.0f;
       each([&](const float (&v)[N], u32 c, auto full) {
+        float own[2], own_squares[2];
 #pragma unroll
         for (u32 k = 0; k < N; ++k) {
           // What lies beyond the row adds nothing.
           const float d = v[k] - (decltype(full)::value || c + k * 32 < left ? centre : 0.0f);
-          sum[k & 1] += d;
-          squares[k & 1] += d * d;
+          own[k & 1] = k < 2 ? d : own[k & 1] + d;
+          own_squares[k & 1] = k < 2 ? d * d : own_squares[k & 1] + d * d;
         }
+        sum += own[0] + own[1];
+        squares += own_squares[0] + own_squares[1];
       });
-      sum[0] += sum[1];
-      squares[0] += squares[1];
-      group_sum2(sum[0], squares[0], &parts[1 + ((lane & 16) >> 4)][warp], parts[1], parts[2], a.warps, barrier);
-      s = finish(centre, sum[0], squares[0], a.inv_n, a.eps);
+      group_sum2(sum, squares, &parts[1 + ((lane & 16) >> 4)][warp], parts[1], parts[2], a.warps, barrier);
+      s = finish(centre, sum, squares, a.inv_n, a.eps);
     }
     if (lane == 0 && (alone || warp == 0)) put_stats(a, row, s);
     // Hidden from the compiler, which would keep the addresses from row to row.
