@@ -213,6 +213,8 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
             // SAFETY: the kernel's one parameter; the workspace has a word for each block; pointers live by contract.
             match unsafe { queue.launch(&spec, &launch, arguments![params]) } {
                 Err(e) if REFUSED.contains(&e.code()) => {}
+                // What is prepared may run on a stream of any priority.
+                Ok(()) if queue.stream.is_prepare() => {}
                 done => return done,
             }
         }
@@ -240,7 +242,7 @@ fn held(queue: &Queue<'_>, job: &CastJob, spec: &Cast, params: &Params) -> Resul
     let bytes = (x.rows as u64).saturating_mul(x.cols as u64).saturating_mul(x.dtype.size() as u64);
     let room = backend.capability.arch == HELD_ARCH && backend.max_shared_memory >= HELD_SMEM + 1024;
     let aligned = params.tail == 0 && Layout::new(q.data_t, q.ld_t, q.dtype, 16).aligned(2);
-    if !room || !aligned || bytes < HELD_LEAST || job.dbias.is_some() {
+    if !room || !aligned || bytes < HELD_LEAST || job.dbias.is_some() || !queue.default_priority() {
         return Ok(None);
     }
     let (col_tiles, tiles) = tile::tiles(params.rows, params.cols, TILE, 16 * vector(x.dtype))?;

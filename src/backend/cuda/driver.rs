@@ -63,6 +63,7 @@ table! {
     launch_kernel_ex = c"cuLaunchKernelEx": fn(*const CUlaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void);
     occupancy_clusters = c"cuOccupancyMaxActiveClusters": fn(*mut c_int, Handle, *const CUlaunchConfig);
     stream_is_capturing = c"cuStreamIsCapturing": fn(Handle, *mut c_int);
+    stream_get_priority = c"cuStreamGetPriority": fn(Handle, *mut c_int);
     thread_exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
     stream_create = c"cuStreamCreate": fn(*mut Handle, c_uint);
     stream_destroy = c"cuStreamDestroy_v2": fn(Handle);

@@ -104,6 +104,15 @@ impl<'a> Queue<'a> {
         driver.check(entry, unsafe { (driver.launch_kernel_ex)(&config, f.0, arguments.as_mut_ptr(), std::ptr::null_mut()) })
     }
 
+    /// Whether the stream has the default priority (or none, as the prepare stream). On others kernels whose blocks wait for one another had
+    /// better not run: of two, one could take places between the blocks of the other, and both would wait for ever.
+    pub(crate) fn default_priority(&self) -> bool {
+        let mut priority = 0;
+        // SAFETY: an out-pointer and the caller's stream.
+        self.stream.is_prepare()
+            || unsafe { (self.backend.driver.stream_get_priority)(self.stream.0.cast(), &mut priority) } == 0 && priority == 0
+    }
+
     /// How many clusters of such a launch run at a time, at least one. Of one block each: how many blocks.
     pub(crate) fn clusters<S: KernelSpec>(&self, spec: &S, l: &Launch) -> Result<u32> {
         let f = self.backend.jit.get(spec, self.backend.driver, self.stream)?;
