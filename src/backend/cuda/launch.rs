@@ -107,10 +107,13 @@ impl<'a> Queue<'a> {
     /// Whether the stream has the default priority (or none, as the prepare stream). On others kernels whose blocks wait for one another had
     /// better not run: of two, one could take places between the blocks of the other, and both would wait for ever.
     pub(crate) fn default_priority(&self) -> bool {
+        // Handles up to 2 are the default streams.
+        if self.stream.is_prepare() || self.stream.0 as usize <= 2 {
+            return true;
+        }
         let mut priority = 0;
         // SAFETY: an out-pointer and the caller's stream.
-        self.stream.is_prepare()
-            || unsafe { (self.backend.driver.stream_get_priority)(self.stream.0.cast(), &mut priority) } == 0 && priority == 0
+        unsafe { (self.backend.driver.stream_get_priority)(self.stream.0.cast(), &mut priority) == 0 && priority == 0 }
     }
 
     /// How many clusters of such a launch run at a time, at least one. Of one block each: how many blocks.
