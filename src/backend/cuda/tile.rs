@@ -23,9 +23,9 @@ pub(super) const fn vector(dtype: DType) -> i64 {
 pub(super) const HALO_ELEMENTS: i64 = 1 << 22;
 
 /// Whether the columns of transposed codes are written together with a halo of the tile (`HALO` of the kernels): they begin elsewhere in sectors
-/// of 32 bytes. A layout that is absent, or has nothing in it, has none.
+/// of 32 bytes, and there are tiles above others. A layout that is absent, or has nothing in it, has none.
 pub(super) fn has_halo(codes: Ptr, ld: i64, rows: i64, cols: i64) -> bool {
-    !codes.is_null() && rows > 0 && cols > 0 && (codes.0 | ld as u64) % 32 != 0
+    !codes.is_null() && rows > TILE && cols > 0 && (codes.0 | ld as u64) % 32 != 0
 }
 
 /// One layout that a kernel reads or writes by vectors of `bytes`.
@@ -132,8 +132,10 @@ mod tests {
 
     #[test]
     fn columns_on_sectors_have_no_halo() {
-        assert!(!has_halo(Ptr::NULL, 7, 7, 8) && !has_halo(Ptr(4096), 64, 50, 8) && !has_halo(Ptr(4097), 7, 0, 8));
-        assert!(has_halo(Ptr(4096), 48, 48, 8) && has_halo(Ptr(4112), 64, 50, 8) && has_halo(Ptr(4097), 7, 7, 8));
+        assert!(!has_halo(Ptr::NULL, 207, 207, 8) && !has_halo(Ptr(4096), 256, 250, 8) && !has_halo(Ptr(4097), 207, 207, 0));
+        assert!(has_halo(Ptr(4096), 208, 208, 8) && has_halo(Ptr(4112), 256, 250, 8) && has_halo(Ptr(4097), 207, 207, 8));
+        // One row of tiles has none above it.
+        assert!(!has_halo(Ptr(4097), 128, 128, 8) && has_halo(Ptr(4097), 129, 129, 8));
     }
 
     #[test]
