@@ -170,25 +170,6 @@ template <class Sync> DEVICE void row_sum2(float &a, float &b, Pair *part, u32 w
   a = warp_sum(v.x);
   b = warp_sum(v.y);
 }
-// The same for at most 16 warps at half the shuffles: after one exchange the lower half of a warp sums a, the upper half b.
-template <class Sync> DEVICE void row_sum2_16(float &a, float &b, Pair *part, u32 warp, u32 warps, Sync sync) {
-  const u32 lane = threadIdx.x & 31, l = lane & 15;
-  const bool low = lane < 16;
-  float mine = low ? a : b, other = low ? b : a;
-  mine += __shfl_xor_sync(0xFFFFFFFFu, other, 16);
-#pragma unroll
-  for (int o = 8; o; o >>= 1) mine += __shfl_xor_sync(0xFFFFFFFFu, mine, o);
-  if (warps > 1) {
-    if (l == 0) (low ? part[warp].x : part[warp].y) = mine;
-    sync();
-    mine = l < warps ? (low ? part[l].x : part[l].y) : 0.0f;
-#pragma unroll
-    for (int o = 8; o; o >>= 1) mine += __shfl_xor_sync(0xFFFFFFFFu, mine, o);
-  }
-  other = __shfl_xor_sync(0xFFFFFFFFu, mine, 16);
-  a = low ? mine : other;
-  b = low ? other : mine;
-}
 
 // Sum of partial sums, one a warp, that lie on 16 bytes and are padded with zeros to a multiple of four.
 DEVICE float sum_parts(const float *part, u32 warps) {
