@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{assert_codes_equal, context, oracle, rng, sync, Guarded, SlotF32, Tensor};
+use common::{assert_codes_equal, context, oracle, rng, streams::Streams, sync, Guarded, SlotF32, Tensor};
 use nvte::{
     numerics::{scale_from_amax, ScaleRule},
     ops::{
@@ -277,6 +277,54 @@ fn check_current_scaling(name: &str, shapes: &[(usize, usize)], inputs: &[DType]
                 assert_eq!(inv.read().to_bits(), (1.0 / want_scale).to_bits(), "{what}: scale_inv");
                 q.check(&what, &held.iter().map(|v| oracle::encode(output_type, v * want_scale)).collect::<Vec<_>>());
             }
+        }
+    }
+}
+
+/// A tensor that kernels hold on the chip, on streams of each priority one by one and then all at once, where blocks that wait for one another
+/// could take places between each other's.
+#[test]
+fn current_scaling_on_streams_of_any_priority() {
+    let ctx = context();
+    let mut rng = rng("current_scaling_on_streams_of_any_priority");
+    let streams = Streams::of_each_priority(&ctx);
+    let (rows, cols) = (2312, 1048);
+    let (x, held) = input(&ctx, DType::Bf16, rows, cols, Lay::Dense, &mut rng, false);
+    let (want_amax, want_scale) = current_reference(&held, DType::E4m3, &CurrentScaling::default());
+    let want: Vec<u32> = held.iter().map(|v| oracle::encode(DType::E4m3, v * want_scale)).collect();
+    for group in streams.0.chunks(1).chain([&streams.0[..]]) {
+        let made: Vec<_> = group
+            .iter()
+            .map(|stream| {
+                let q = Quantized::new(&ctx, DType::E4m3, rows, cols, (true, true), Lay::Padded, &mut rng);
+                let slots = [(); 3].map(|()| SlotF32::poisoned(&ctx));
+                (*stream, q, slots, Guarded::new(&ctx, cast_to_fp8_current_workspace(&ctx) as usize, 0))
+            })
+            .collect();
+        // These streams do not wait for what the default stream still copies.
+        sync(&ctx);
+        for _ in 0..if group.len() > 1 { 50 } else { 1 } {
+            for (stream, q, [scale, inv, amax], workspace) in &made {
+                let args = CurrentCastArgs {
+                    input: x.view(),
+                    output: q.view.with_scaling(scale.ptr(), inv.ptr(), amax.ptr()),
+                    scaling: CurrentScaling::default(),
+                    workspace: workspace.ptr(),
+                    workspace_bytes: workspace.bytes() as u64,
+                };
+                // SAFETY: all tensors are live, and stay so until the stream has been waited for.
+                unsafe { cast_to_fp8_current(&ctx, &args, *stream) }.unwrap();
+            }
+        }
+        for (stream, ..) in &made {
+            ctx.synchronize(*stream).unwrap();
+        }
+        for (i, (_, q, slots, workspace)) in made.iter().enumerate() {
+            let what = format!("stream {i} of {}", group.len());
+            workspace.read();
+            q.check(&what, &want);
+            let found = slots.each_ref().map(|slot| slot.read().to_bits());
+            assert_eq!(found, [want_scale, 1.0 / want_scale, want_amax].map(f32::to_bits), "{what}: scale, scale_inv, amax");
         }
     }
 }

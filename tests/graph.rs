@@ -4,9 +4,9 @@
 
 mod common;
 
-use std::ffi::{c_int, c_uint, c_void, CStr};
+use std::ffi::{c_int, c_uint, c_void};
 
-use common::{context, on_cuda, oracle, rng, sync, values, Guarded, POISON};
+use common::{context, on_cuda, oracle, rng, streams::driver_symbol as symbol, sync, values, Guarded, POISON};
 use nvte::{
     numerics::{AmaxComputeAlgo, DelayedScaling},
     ops::{
@@ -39,15 +39,6 @@ struct Driver {
 
 impl Driver {
     fn load() -> Self {
-        // SAFETY: a C string; the library is loaded already and stays.
-        let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-        assert!(!library.is_null());
-        let symbol = |name: &CStr| {
-            // SAFETY: an open library and a C string.
-            let p = unsafe { libc::dlsym(library, name.as_ptr()) };
-            assert!(!p.is_null(), "{name:?}");
-            p
-        };
         // SAFETY: the driver's ABI fixes these signatures.
         unsafe {
             use std::mem::transmute as cast;

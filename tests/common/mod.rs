@@ -5,6 +5,7 @@ pub mod cc;
 pub mod elf;
 pub mod large;
 pub mod oracle;
+pub mod streams;
 pub mod tolerance;
 
 use half::{bf16, f16};
