@@ -5,7 +5,7 @@
 // The vectors of a row are shared out evenly, a warp's next to each other (a.slots a thread, 32 apart), so that one address and constants
 // beside it lead to all of a thread's. Columns beyond the row are zeros, so that arithmetic knows no branches: only loads and stores ask.
 #pragma once
-#include "common/norm_fwd.cuh"
+#include "common/norm_output.cuh"
 
 #define SLOTS (OCTETS * 8 / N)
 // How L2 takes x.
@@ -181,31 +181,6 @@ DEVICE void finish_row(const Args &a, Share own, const Stats &s, const Vec16 (&r
       }
       put(i, w);
     }
-}
-
-// The scale of FP8 codes; one thread of the grid writes its reciprocal.
-DEVICE void put_scale_inv(const Args &a) {
-  if (FP8 && blockIdx.x == 0 && threadIdx.x == 0 && a.scale_inv) *a.scale_inv = reciprocal(a.scale ? *a.scale : 1.0f);
-}
-// Warps record their amax, `recorded` being what the slot held at some time before: it only grows, so most need no atomic.
-DEVICE u32 read_amax(const Args &a) { return FP8 && a.amax ? *(volatile const u32 *)a.amax : 0; }
-DEVICE void put_warp_amax(const Args &a, float amax, u32 recorded) {
-  if (!FP8 || !a.amax) return;
-  const u32 most = warp_max(bits_of(amax));
-  if ((threadIdx.x & 31) == 0 && most > recorded) record_amax(a.amax, most);
-}
-
-// f(Type<dt>()) for a type of y.
-template <class F> DEVICE void with_output(int dt, F f) {
-  if constexpr (FP8) {
-    if (dt == DT_E4M3) f(Type<DT_E4M3>());
-    else f(Type<DT_E5M2>());
-  } else {
-    if (dt == X) f(Type<X>());
-    else if (dt == DT_F32) f(Type<DT_F32>());
-    else if (dt == DT_BF16) f(Type<DT_BF16>());
-    else f(Type<DT_F16>());
-  }
 }
 
 // All of a row that has the block, or (a.warps is 1) the calling warp, to itself. policy(): that of y's stores, asked when it is needed, since

@@ -46,19 +46,40 @@ pub type Codes = (Vec<u32>, Vec<u32>, Vec<u32>, Vec<u32>);
 
 /// One forward pass on `values`, compared with the reference; returns what it wrote.
 pub fn check_forward(ctx: &Context, norm: Norm, xt: DType, yt: DType, rows: usize, cols: usize, values: &[f32], rng: &mut StdRng) -> Codes {
-    let aligned = rng.random_bool(0.5);
+    check_forward_of(ctx, norm, [xt, yt], false, rows, cols, values, rng)
+}
+
+/// The same where `plain` says whether everything is as layers have it: aligned, without a residual, parameters there and of x's type.
+fn check_forward_of(
+    ctx: &Context,
+    norm: Norm,
+    [xt, yt]: [DType; 2],
+    plain: bool,
+    rows: usize,
+    cols: usize,
+    values: &[f32],
+    rng: &mut StdRng,
+) -> Codes {
+    let aligned = plain || rng.random_bool(0.5);
     let (x, x_held) = matrix(ctx, xt, rows, cols, aligned, values, rng);
     // With a residual, what is normalised is the sum as it is written: f32's sum, rounded once.
     let more = normal(rng, rows * cols, 0.1, 0.5);
-    let residual = rng.random_bool(0.4).then(|| matrix(ctx, xt, rows, cols, aligned, &more, rng));
+    let residual = (!plain && rng.random_bool(0.4)).then(|| matrix(ctx, xt, rows, cols, aligned, &more, rng));
     let sum = output(ctx, xt, rows, cols, aligned, rng);
     let held: Vec<f32> = match &residual {
         None => x_held.clone(),
         Some((_, r)) => x_held.iter().zip(r).map(|(x, r)| oracle::to_bytes(xt, x + r).1).collect(),
     };
     let zero_centered_gamma = rng.random_bool(0.5);
-    let gamma = parameter(ctx, cols, aligned, if zero_centered_gamma { 0.0 } else { 1.0 }, rng);
-    let beta = if norm == Norm::Layer { parameter(ctx, cols, aligned, 0.0, rng) } else { None };
+    let any_parameter = |centre: f32, rng: &mut StdRng| {
+        if plain {
+            let values = normal(rng, cols, centre, 0.5);
+            return Some(matrix(ctx, xt, 1, cols, true, &values, rng));
+        }
+        parameter(ctx, cols, aligned, centre, rng)
+    };
+    let gamma = any_parameter(if zero_centered_gamma { 0.0 } else { 1.0 }, rng);
+    let beta = if norm == Norm::Layer { any_parameter(0.0, rng) } else { None };
     let eps = [0.0, 1e-6, 1e-5, 0.1][rng.random_range(if cols < 2 { 1..4 } else { 0..4 })];
     let (row_wise, transposed) =
         if yt.is_fp8() { [(true, false), (false, true), (true, true)][rng.random_range(0..3)] } else { (true, false) };
@@ -198,6 +219,23 @@ fn forward_of_many_rows_equals_the_reference() {
             let (xt, yt) = (any(&mut rng), DType::ALL[rng.random_range(0..5)]);
             let values = normal(&mut rng, rows * cols, 0.5, 1.0);
             check_forward(&ctx, norm, xt, yt, rows, cols, &values, &mut rng);
+        }
+    }
+}
+
+/// What layers ask for, of whole warps' columns: rows that blocks share out evenly and that they do not, one warp and several.
+#[test]
+fn forward_of_plain_rows_equals_the_reference() {
+    let ctx = context();
+    let mut rng = rng("forward_of_plain_rows_equals_the_reference");
+    for (rows, cols) in [(1, 256), (7, 512), (2, 768), (601, 1024), (33, 1280), (5, 1792), (6, 2048), (37, 2560), (130, 4096), (3, 8192)] {
+        for norm in NORMS {
+            for xt in [DType::Bf16, DType::F16] {
+                for yt in [DType::E4m3, DType::E5m2, xt] {
+                    let values = normal(&mut rng, rows * cols, 0.5, 1.0);
+                    check_forward_of(&ctx, norm, [xt, yt], true, rows, cols, &values, &mut rng);
+                }
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The forward pass: `kernels/norm_fwd_row.cu`, `norm_fwd_chain.cu`, `norm_fwd.cu`, and for other rows those of `any.rs`.
+//! The forward pass: `kernels/norm_fwd_rows.cu`, `norm_fwd_row.cu`, `norm_fwd_chain.cu`, `norm_fwd.cu`, and for other rows those of `any.rs`.
 
 use super::{
     aligned,
@@ -35,6 +35,12 @@ pub(super) fn variants() -> Vec<Variant> {
                     if fp8 {
                         all.push(Variant::of(&ChainSpec { x: dtype, norm, octets }).on(90, 999));
                     }
+                }
+            }
+            if dtype != DType::F32 {
+                let codes = RowsForward::VECTORS.map(|v| (true, v));
+                for (fp8, vectors) in [(false, 1)].into_iter().chain(codes) {
+                    all.push(Variant::of(&RowsSpec { x: dtype, norm, fp8, vectors, smem: 0 }));
                 }
             }
             all.push(Variant::of(&ForwardSpec { kernel: Forward::Transposed, x: dtype, norm }));
@@ -83,6 +89,23 @@ struct RowSpec {
 }
 
 kernel_spec!(RowSpec: NormFwdRow, s => "norm_fwd_row", "X" = s.x, "RMS" = s.norm, "FP8" = s.fp8, "OCTETS" = s.octets);
+
+/// `norm_fwd_rows`.
+#[derive(Clone, Copy)]
+struct RowsSpec {
+    x: DType,
+    norm: Norm,
+    /// Whether y is FP8.
+    fp8: bool,
+    vectors: u64,
+    /// Dynamic shared memory that the device allows.
+    smem: u32,
+}
+
+kernel_spec!(
+    RowsSpec: NormFwdRows, s => "norm_fwd_rows", "X" = s.x, "RMS" = s.norm, "FP8" = s.fp8, "VECTORS" = s.vectors;
+    smem = s.smem
+);
 
 /// `norm_fwd_chain`.
 #[derive(Clone, Copy)]
@@ -181,6 +204,67 @@ impl RowForward {
     fn launch(&self) -> Launch {
         Launch::new([self.grid, 1, 1], 32 * if self.warps == 1 { ROWS_PER_BLOCK as u32 } else { self.warps })
     }
+}
+
+/// How `norm_fwd_rows` runs: vectors of a thread in each of the block's rows, and warps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct RowsForward {
+    vectors: u64,
+    /// Whether they stay in registers.
+    held: bool,
+    warps: u32,
+    grid: u32,
+}
+
+impl RowsForward {
+    /// What there are kernels for; more than one: of codes.
+    const VECTORS: [u64; 4] = [1, 2, 4, 6];
+    /// Columns of a warp's vectors.
+    const COLUMNS: u64 = 256;
+
+    /// Nothing where `norm_fwd_row` is as fast or as slow: codes are bound by instructions, which are fewer here.
+    fn new(norm: Norm, fp8: bool, rows: u64, cols: u64) -> Option<Self> {
+        let fits = |v: &u64| {
+            let warps = cols / (Self::COLUMNS * v);
+            cols % (Self::COLUMNS * v) == 0
+                && match v {
+                    1 => (1..=6).contains(&warps),
+                    2 | 4 => fp8 && (1..=8).contains(&warps),
+                    _ => fp8 && (6..=8).contains(&warps),
+                }
+        };
+        let vectors = Self::VECTORS.into_iter().find(fits)?;
+        let (warps, grid) = ((cols / (Self::COLUMNS * vectors)) as u32, rows.div_ceil(Self::rows(vectors)) as u32);
+        let held = vectors == 1 && (fp8 || norm == Norm::Layer);
+        (1..1 << 31).contains(&rows).then_some(Self { vectors, held, warps, grid })
+    }
+
+    /// Of a block.
+    fn rows(vectors: u64) -> u64 {
+        if vectors > 4 {
+            2
+        } else {
+            4
+        }
+    }
+
+    fn launch(&self) -> Launch {
+        let mut launch = Launch::new([self.grid, 1, 1], 32 * self.warps);
+        if !self.held {
+            launch.smem = 16 * (Self::rows(self.vectors) * self.vectors) as u32 * launch.block;
+        }
+        launch
+    }
+}
+
+/// Whether `norm_fwd_rows` knows the types: one of 16 bits for all there is but codes.
+fn rows_serve(norm: Norm, a: &NormFwdArgs) -> bool {
+    let same = |p: &Option<TensorView>| p.is_some_and(|t| t.dtype == a.x.dtype);
+    a.x.dtype.size() == 2
+        && a.residual.is_none()
+        && (a.y.dtype.is_fp8() || a.y.dtype == a.x.dtype)
+        && same(&a.gamma)
+        && (norm == Norm::Rms || same(&a.beta))
 }
 
 /// `ChainArgs` of `norm_fwd_chain.cu`.
@@ -349,12 +433,19 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(backend: &CudaBackend, norm: Nor
         // Nothing is enqueued unless all of it can be.
         load_transpose(&queue, y)?;
     }
-    if let Some(p) = plan {
+    let max_smem = max_smem(&queue);
+    let together =
+        RowsForward::new(norm, y.dtype.is_fp8(), rows, cols).filter(|p| vectors && rows_serve(norm, a) && p.launch().smem <= max_smem);
+    if let Some(p) = together {
+        args.warps = p.warps as i32;
+        let spec = RowsSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), vectors: p.vectors, smem: max_smem };
+        // SAFETY: as above.
+        unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
+    } else if let Some(p) = plan {
         let spec = RowSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), octets: p.octets };
         // SAFETY: as above.
         unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
     } else {
-        let max_smem = max_smem(&queue);
         let clusters = vectors && a.residual.is_none() && queue.backend.capability.arch >= 90;
         let smem = max_smem.saturating_sub(Ring::SMEM_LESS);
         if let Some(p) = clusters.then(|| Ring::new(x.dtype, norm, cols, smem)).flatten() {
@@ -409,6 +500,21 @@ mod tests {
         }
         let row = RowForward::new(DType::Bf16, Norm::Rms, true, 4096, 4096).unwrap();
         assert!(Chain::new(row, 4096, 4096, 132).is_none() && Chain::new(row, 16_385, 4096, 132).is_none());
+    }
+
+    #[test]
+    fn rows_together_are_covered_and_fit() {
+        for cols in 0..20_000 {
+            for (rows, norm, fp8) in [0, 1, 4, 5, 1 << 31].into_iter().flat_map(|r| [(r, Norm::Rms, false), (r, Norm::Layer, true)]) {
+                let Some(p) = RowsForward::new(norm, fp8, rows, cols) else {
+                    assert!(![1024, 1280].contains(&cols) || !(1..1 << 31).contains(&rows), "{rows} rows of {cols}");
+                    continue;
+                };
+                assert_eq!(u64::from(p.warps) * p.vectors * 256, cols);
+                assert!(p.vectors == 1 || fp8 && p.warps <= 8, "{p:?}");
+                assert!(u64::from(p.grid) * RowsForward::rows(p.vectors) >= rows && p.launch().smem <= 65_536, "{p:?}");
+            }
+        }
     }
 
     #[test]
