@@ -40,6 +40,22 @@ DEVICE float centre_of(float sum, float inv_n) {
   return X == DT_F32 || c != c ? c : float_of((bits_of(c) + 0x800u) & 0xFFFFF000u);
 }
 
+// Sums, rounded to the type.
+template <int DT> DEVICE Vec16 add(Vec16 a, const Vec16 &b) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (DT == DT_F32) {
+      a.w[i] = bits_of(float_of(a.w[i]) + float_of(b.w[i]));
+    } else {
+      float lo, hi, more_lo, more_hi;
+      unpack2<DT>(a.w[i], lo, hi);
+      unpack2<DT>(b.w[i], more_lo, more_hi);
+      a.w[i] = pack2<DT>(lo + more_lo, hi + more_hi);
+    }
+  }
+  return a;
+}
+
 struct Stats { float centre, rest, rsigma; };
 
 // From the sum of squares (RMS), or of x - centre and its square.

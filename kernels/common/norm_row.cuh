@@ -8,10 +8,6 @@
 #include "common/norm_output.cuh"
 
 #define SLOTS (OCTETS * 8 / N)
-// How L2 takes x.
-#ifndef X_LINES
-#define X_LINES NORMAL_LINES
-#endif
 #define KEEP (OCTETS < 8)
 // As many threads as leave each 64 registers, or 72. (64 columns take a few more on some architectures.)
 #define ROW_THREADS (OCTETS == 4 ? 1024 : OCTETS == 5 ? 896 : 512)
@@ -25,22 +21,6 @@ DEVICE Share share_of(const Args &a, u32 warp) {
   return {first + (threadIdx.x & 31), last < vectors ? last : vectors};
 }
 
-// Sums, rounded to the type.
-template <int DT> DEVICE Vec16 add(Vec16 a, const Vec16 &b) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (DT == DT_F32) {
-      a.w[i] = bits_of(float_of(a.w[i]) + float_of(b.w[i]));
-    } else {
-      float lo, hi, more_lo, more_hi;
-      unpack2<DT>(a.w[i], lo, hi);
-      unpack2<DT>(b.w[i], more_lo, more_hi);
-      a.w[i] = pack2<DT>(lo + more_lo, hi + more_hi);
-    }
-  }
-  return a;
-}
-
 // What is normalised: x, or the sum of x and the residual, rounded to X and written. FEW vectors of the residual are under way at a time; 0: there
 // is none.
 template <int FEW> DEVICE void load_row(const Args &a, i64 row, Share own, Vec16 (&raw)[SLOTS]) {
@@ -48,7 +28,7 @@ template <int FEW> DEVICE void load_row(const Args &a, i64 row, Share own, Vec16
 #pragma unroll
   for (int i = 0; i < SLOTS; ++i) {
     raw[i] = {{0, 0, 0, 0}};
-    if (own.at + i * 32 < own.end) raw[i] = ld16_policy(x + i * 32 * N, X_LINES);
+    if (own.at + i * 32 < own.end) raw[i] = ld16_stream(x + i * 32 * N);
   }
   if constexpr (FEW > 0) {
     if (!a.residual) return;

@@ -59,7 +59,8 @@ pub(crate) trait Backend: Send + Sync {
     fn gemm_scratch(&self, fp8: bool) -> (u64, bool);
     fn gemm_plans_export(&self) -> String;
     fn gemm_plans_import(&self, text: &str) -> Result<()>;
-    unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()>;
+    /// `alike`: FP8 codes in one layout are those that a call for both makes, bit for bit, even where another kernel would be faster.
+    unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, alike: bool, stream: Stream) -> Result<()>;
     unsafe fn norm_bwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormBwdArgs, stream: Stream) -> Result<()>;
     /// Rows of partial weight gradients, of `hidden` f32 each, that the backward pass keeps in its workspace per gradient.
     fn norm_bwd_partials(&self) -> u32;

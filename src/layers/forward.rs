@@ -14,7 +14,7 @@ use crate::{
         cast::CastJob,
         check,
         gemm::{self, Accumulate, GemmArgs},
-        norm::{self, NormFwdArgs},
+        norm::{self, Norm, NormFwdArgs},
     },
     tensor::{DType, Ptr, TensorView},
 };
@@ -271,13 +271,9 @@ impl Layer {
             mu,
             rsigma,
         };
+        let norm = if n.rms { Norm::Rms } else { Norm::Layer };
         // SAFETY: forwarded contract.
-        unsafe {
-            match n.rms {
-                true => norm::rmsnorm_fwd(&self.ctx, &args, stream),
-                false => norm::layernorm_fwd(&self.ctx, &args, stream),
-            }
-        }
+        unsafe { norm::forward(&self.ctx, norm, &args, true, stream) }
     }
 
     /// What is multiplied by weight `i`, made from x or from the activation's input, written to `to`.

@@ -87,7 +87,7 @@ pub struct NormBwdArgs {
 /// See [the module](super).
 pub unsafe fn layernorm_fwd(ctx: &Context, args: &NormFwdArgs, stream: Stream) -> Result<()> {
     // SAFETY: forwarded contract.
-    unsafe { forward(ctx, Norm::Layer, args, stream) }
+    unsafe { forward(ctx, Norm::Layer, args, false, stream) }
 }
 
 /// RMSNorm: `y = x * rsigma * weight` with `rsigma = 1 / sqrt(mean(x^2) + eps)`, row by row. Otherwise as [`layernorm_fwd`].
@@ -96,7 +96,7 @@ pub unsafe fn layernorm_fwd(ctx: &Context, args: &NormFwdArgs, stream: Stream) -
 /// See [the module](super).
 pub unsafe fn rmsnorm_fwd(ctx: &Context, args: &NormFwdArgs, stream: Stream) -> Result<()> {
     // SAFETY: forwarded contract.
-    unsafe { forward(ctx, Norm::Rms, args, stream) }
+    unsafe { forward(ctx, Norm::Rms, args, false, stream) }
 }
 
 /// Gradients of [`layernorm_fwd`]: with `xhat = (x - mu) * rsigma` and `g = dy * weight`,
@@ -159,7 +159,11 @@ fn absent(norm: Norm, name: &str, is_absent: bool) -> Result<()> {
     Err(Error::argument(Status::Unsupported, name, "not NULL", "RMSNorm has none"))
 }
 
-unsafe fn forward(ctx: &Context, norm: Norm, a: &NormFwdArgs, stream: Stream) -> Result<()> {
+/// Either. `alike`: FP8 codes do not depend on which layouts are asked for, as a layer's that is run a second time for its backward pass.
+///
+/// # Safety
+/// See [the module](super).
+pub(crate) unsafe fn forward(ctx: &Context, norm: Norm, a: &NormFwdArgs, alike: bool, stream: Stream) -> Result<()> {
     let (x, y, b) = (&a.x, &a.y, ctx.backend());
     check::dtype("x", x, check::HIGH)?;
     let read = check::rowwise(b, "x", x)?;
@@ -181,7 +185,7 @@ unsafe fn forward(ctx: &Context, norm: Norm, a: &NormFwdArgs, stream: Stream) ->
     let scale = scale_slot(b, y)?;
     check::disjoint(&[read, residual, gamma, beta, scale], &[row, col, scale_inv, amax, mu, rsigma, sum])?;
     // SAFETY: validated; the caller vouches for the pointers.
-    unsafe { b.norm_fwd(norm, a, stream) }
+    unsafe { b.norm_fwd(norm, a, alike, stream) }
 }
 
 /// Finite and not negative.

@@ -110,6 +110,19 @@ def test_checkpoint_is_bit_equal(way, order, recipe):
     assert_same(follow(other, ORDERS[order], recipe, xs), follow(base, ORDERS[order], recipe, xs))
 
 
+@pytest.mark.parametrize("normalization", ["LayerNorm", "RMSNorm"])
+def test_a_pass_without_gradients_makes_the_same_codes(normalization):
+    """Which needs one layout of them, where a pass with gradients needs both; enough of them that a few lie where roundings decide."""
+    tokens, hidden = (8192, 4096) if DEVICE == "cuda" else (64, 512)
+    layer = te.LayerNormLinear(hidden, 32, normalization=normalization, device=DEVICE, params_dtype=torch.bfloat16)
+    x = torch.randn(tokens, hidden, device=DEVICE, dtype=torch.bfloat16)
+    results = []
+    for gradients in (True, False):
+        with torch.set_grad_enabled(gradients), te.autocast(recipe=DelayedScaling()):
+            results.append(layer(x).detach().clone())
+    assert torch.equal(*results)
+
+
 @pytest.mark.parametrize("way", ways())
 def test_checkpoint_with_weight_caching(way):
     base, recipe = Model(), DelayedScaling(amax_history_len=3)

@@ -133,7 +133,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()> {
+    unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, _alike: bool, stream: Stream) -> Result<()> {
         // SAFETY: forwarded contract.
         now(stream, || unsafe { norm::norm_fwd(&self.threads, norm, args) })
     }

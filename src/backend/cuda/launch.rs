@@ -12,6 +12,9 @@ use crate::{
     error::{Error, Result, Status},
 };
 
+/// A kernel's file and id; blocks of a cluster, threads and shared memory of a block.
+pub(crate) type ClusterKey = (u8, u64, [u32; 3]);
+
 /// Grid, block and memory of one launch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
@@ -118,12 +121,21 @@ impl<'a> Queue<'a> {
 
     /// How many clusters of such a launch run at a time, at least one. Of one block each: how many blocks.
     pub(crate) fn clusters<S: KernelSpec>(&self, spec: &S, l: &Launch) -> Result<u32> {
-        let f = self.backend.jit.get(spec, self.backend.driver, self.stream)?;
-        let key = (spec.entry(), [l.cluster, l.block, l.smem]);
+        Ok(self.resident(spec, l)?.max(1))
+    }
+
+    /// The same, or zero where the device has no room for one. Clusters of more than eight blocks, which are not portable, may be launched
+    /// once this was asked of them.
+    pub(crate) fn resident<S: KernelSpec>(&self, spec: &S, l: &Launch) -> Result<u32> {
+        let (f, driver) = (self.backend.jit.get(spec, self.backend.driver, self.stream)?, self.backend.driver);
+        let key = (S::SOURCE as u8, spec.id(), [l.cluster, l.block, l.smem]);
         let mut known = self.backend.clusters.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(n) = known.get(&key) {
             return Ok(*n);
         }
+        const NON_PORTABLE_CLUSTER_SIZE_ALLOWED: i32 = 14;
+        // SAFETY: a loaded function. A device that refuses has room for none.
+        let allowed = l.cluster <= 8 || unsafe { (driver.func_set_attribute)(f.0, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1) } == 0;
         // SAFETY: plain C structs, for which zeros are valid.
         let (mut attribute, mut config): (CUlaunchAttribute, CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         attribute.id = cudarc::driver::sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
@@ -135,10 +147,12 @@ impl<'a> Queue<'a> {
         config.sharedMemBytes = l.smem;
         config.attrs = &mut attribute;
         config.numAttrs = 1;
-        let (driver, mut n) = (self.backend.driver, 0);
-        // SAFETY: an out-pointer, a loaded function and a configuration; all outlive the call.
-        driver.check("cuOccupancyMaxActiveClusters", unsafe { (driver.occupancy_clusters)(&mut n, f.0, &config) })?;
-        let n = n.max(1) as u32;
+        let mut n = 0;
+        if allowed {
+            // SAFETY: an out-pointer, a loaded function and a configuration; all outlive the call.
+            driver.check("cuOccupancyMaxActiveClusters", unsafe { (driver.occupancy_clusters)(&mut n, f.0, &config) })?;
+        }
+        let n = n.max(0) as u32;
         known.insert(key, n);
         Ok(n)
     }

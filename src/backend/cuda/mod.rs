@@ -69,8 +69,8 @@ pub(crate) struct CudaBackend {
     max_shared_memory: u32,
     /// Kernels may take their places before the one ahead of them has ended (`after_previous` in the kernels).
     dependent_launch: bool,
-    /// How many clusters of a kernel run at a time, by its entry, blocks of a cluster, threads and shared memory of a block.
-    clusters: Mutex<HashMap<(&'static str, [u32; 3]), u32>>,
+    /// How many clusters of a kernel run at a time.
+    clusters: Mutex<HashMap<launch::ClusterKey, u32>>,
 }
 
 // SAFETY: driver handles are usable from any thread; everything else is Sync by itself.
@@ -281,9 +281,9 @@ impl Backend for CudaBackend {
         self.driver.check("cuMemsetD2D8Async", code)
     }
 
-    unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, stream: Stream) -> Result<()> {
+    unsafe fn norm_fwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormFwdArgs, alike: bool, stream: Stream) -> Result<()> {
         // SAFETY: forwarded contract.
-        unsafe { norm::norm_fwd(self, norm, args, stream) }
+        unsafe { norm::norm_fwd(self, norm, args, alike, stream) }
     }
 
     unsafe fn norm_bwd(&self, norm: ops::norm::Norm, args: &ops::norm::NormBwdArgs, stream: Stream) -> Result<()> {

@@ -1,9 +1,11 @@
-//! The forward pass: `kernels/norm_fwd_rows.cu`, `norm_fwd_row.cu`, `norm_fwd_chain.cu`, `norm_fwd.cu`, and for other rows those of `any.rs`.
+//! The forward pass: `kernels/norm_fwd_rows.cu`, `norm_fwd_row.cu`, `norm_fwd.cu`, and others by way of `tile.rs` and `any.rs`.
 
 use super::{
     aligned,
     any::{AnyForward, AnyRows, Ring, RingSpec},
-    max_smem, parameter, vector, HIGH, MAX_GRID_X,
+    max_smem, parameter,
+    tile::Tile,
+    vector, HIGH, MAX_GRID_X,
 };
 use crate::{
     backend::cuda::{
@@ -32,9 +34,6 @@ pub(super) fn variants() -> Vec<Variant> {
             for fp8 in [false, true] {
                 for octets in ROW_OCTETS.into_iter().filter(|o| row_octets_serve(*o, dtype, norm, fp8)) {
                     all.push(Variant::of(&RowSpec { x: dtype, norm, fp8, octets }));
-                    if fp8 {
-                        all.push(Variant::of(&ChainSpec { x: dtype, norm, octets }).on(90, 999));
-                    }
                 }
             }
             if dtype != DType::F32 {
@@ -107,20 +106,10 @@ kernel_spec!(
     smem = s.smem
 );
 
-/// `norm_fwd_chain`.
-#[derive(Clone, Copy)]
-struct ChainSpec {
-    x: DType,
-    norm: Norm,
-    octets: u64,
-}
-
-kernel_spec!(ChainSpec: NormFwdChain, s => "norm_fwd_chain", "X" = s.x, "RMS" = s.norm, "FP8" = true, "OCTETS" = s.octets);
-
 /// `Args` of `norm_fwd.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct ForwardArgs {
+pub(super) struct ForwardArgs {
     x: Ptr,
     ldx: i64,
     residual: Ptr,
@@ -267,101 +256,15 @@ fn rows_serve(norm: Norm, a: &NormFwdArgs) -> bool {
         && (norm == Norm::Rms || same(&a.beta))
 }
 
-/// `ChainArgs` of `norm_fwd_chain.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ChainArgs {
-    norm: ForwardArgs,
-    row: i64,
-    rows: i64,
-    tile_row: i64,
-    tiled: i64,
-    col_tiles: u32,
-    lead: u32,
-    per_tile: u32,
-    waits: u32,
-}
-
-/// How `norm_fwd_chain` runs: `rows` of the tensor a launch.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Chain {
-    row: RowForward,
-    rows: u64,
-    /// Blocks that the device holds at a time.
-    resident: u64,
-}
-
-/// One launch: whose codes it makes and whose it transposes (first row, rows), its tiles, and the order of its blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Link {
-    made: (u64, u64),
-    tiled: (u64, u64),
-    blocks: u64,
-    tiles: u64,
-    lead: u64,
-    per_tile: u64,
-}
-
-impl Chain {
-    /// Bytes of codes that an L2 of 50 MB still holds a launch later.
-    const BYTES: u64 = 22 << 20;
-    /// Rows and columns of a tile.
-    const TILE: u64 = 128;
-
-    /// Nothing where the two kernels are as fast, or for rows whose blocks are too large to be tiles.
-    fn new(row: RowForward, rows: u64, cols: u64, multiprocessors: u32) -> Option<Self> {
-        let codes = rows.checked_mul(cols)?;
-        if row.warps > 8 || rows % 16 != 0 || cols % 8 != 0 || codes <= 2 * Self::BYTES {
-            return None;
-        }
-        let per_launch = rows.div_ceil(codes.div_ceil(Self::BYTES)).next_multiple_of(Self::TILE);
-        let threads = if row.octets == 5 { 768 } else { 1024 };
-        Some(Self { row, rows: per_launch, resident: u64::from(multiprocessors) * (threads / u64::from(row.launch().block)) })
-    }
-
-    /// The launches for a tensor, one more than it has parts.
-    fn links(&self, rows: u64, cols: u64) -> impl Iterator<Item = Link> + use<> {
-        let (chain, parts) = (*self, rows.div_ceil(self.rows));
-        let part = move |i: u64| (i * chain.rows, chain.rows.min(rows - i * chain.rows));
-        (0..=parts).map(move |i| {
-            let made = if i < parts { part(i) } else { (rows, 0) };
-            let tiled = if i > 0 { part(i - 1) } else { (0, 0) };
-            let blocks = made.1.div_ceil(if chain.row.warps == 1 { ROWS_PER_BLOCK } else { 1 });
-            let tiles = tiled.1.div_ceil(Self::TILE) * cols.div_ceil(Self::TILE);
-            // Those that the device holds first, if as many are left as there are tiles; the codes of the first tiles are complete by then.
-            let spread = blocks.saturating_sub(chain.resident).checked_div(tiles).unwrap_or(0);
-            let per_tile = spread.max(u64::from(tiles > 0 && blocks >= tiles));
-            Link { made, tiled, blocks, tiles, lead: blocks - per_tile * tiles, per_tile }
-        })
-    }
-}
-
 /// # Safety
 /// Arguments validated, pointers live.
-unsafe fn norm_fwd_chain(queue: &Queue<'_>, chain: &Chain, norm: Norm, x: DType, args: ForwardArgs) -> Result<()> {
-    let spec = ChainSpec { x, norm, octets: chain.row.octets };
-    for (i, link) in chain.links(args.rows as u64, args.hidden as u64).enumerate() {
-        let args = ChainArgs {
-            norm: args,
-            row: link.made.0 as i64,
-            rows: link.made.1 as i64,
-            tile_row: link.tiled.0 as i64,
-            tiled: link.tiled.1 as i64,
-            col_tiles: (args.hidden as u64).div_ceil(Chain::TILE) as u32,
-            lead: link.lead as u32,
-            per_tile: link.per_tile as u32,
-            waits: u32::from(i == 0),
-        };
-        let launch = Launch::new([(link.blocks + link.tiles) as u32, 1, 1], chain.row.launch().block);
-        // SAFETY: `ChainArgs`, with pointers live by contract.
-        unsafe { queue.launch(&spec, &launch, arguments![args])? };
-    }
-    Ok(())
-}
-
-/// # Safety
-/// Arguments validated, pointers live.
-pub(in crate::backend::cuda) unsafe fn norm_fwd(backend: &CudaBackend, norm: Norm, a: &NormFwdArgs, stream: Stream) -> Result<()> {
+pub(in crate::backend::cuda) unsafe fn norm_fwd(
+    backend: &CudaBackend,
+    norm: Norm,
+    a: &NormFwdArgs,
+    alike: bool,
+    stream: Stream,
+) -> Result<()> {
     let queue = Queue::new(backend, stream)?;
     let (x, y) = (&a.x, &a.y);
     let ((gamma, gamma_dt), (beta, beta_dt)) = (parameter(&a.gamma), parameter(&a.beta));
@@ -401,6 +304,17 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(backend: &CudaBackend, norm: Nor
     let multiprocessors = queue.multiprocessors();
     let transposed = !y.data_t.is_null() && !x.is_empty();
     let (rows, cols) = (args.rows as u64, x.cols as u64);
+    if transposed {
+        (args.yt, args.ldyt) = (y.data_t, y.ld_t);
+    }
+    let codes = transposed || alike && y.dtype.is_fp8();
+    let tiles = vectors && queue.backend.capability.arch >= 90 && args.yt.0 % 16 == 0 && args.ldyt % 16 == 0;
+    if let Some(tile) = Tile::new(x.dtype, rows, cols).filter(|_| codes && tiles) {
+        // SAFETY: as the caller promises.
+        if unsafe { tile.run(&queue, norm, x.dtype, args)? } {
+            return Ok(());
+        }
+    }
     if transposed && y.data.is_null() {
         let spec = ForwardSpec { kernel: Forward::Transposed, x: x.dtype, norm };
         if let Some(sum) = &a.sum {
@@ -412,7 +326,7 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(backend: &CudaBackend, norm: Nor
             (args.x, args.ldx, args.residual) = (sum.data, sum.ld, Ptr::NULL);
             x_vectors = cols % vector(x.dtype) == 0 && aligned(sum, 16);
         }
-        (args.yt, args.ldyt, args.warps) = (y.data_t, y.ld_t, i32::from(x_vectors));
+        args.warps = i32::from(x_vectors);
         let tiles = blocks((x.rows as u64).div_ceil(64), MAX_GRID_X, "tiles of rows")?;
         // Shares of the columns, until every multiprocessor has two blocks; each share finds the statistics of its rows anew.
         let shares = (u64::from(multiprocessors) * 2 / u64::from(tiles)).clamp(1, (x.cols as u64).div_ceil(64).min(64));
@@ -424,12 +338,6 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(backend: &CudaBackend, norm: Nor
         (args.warps, args.slots) = (p.warps as i32, p.slots as i32);
     }
     if transposed {
-        let tiles = queue.backend.capability.arch >= 90 && aligned(y, 8) && y.data_t.0 % 16 == 0 && y.ld_t % 16 == 0;
-        if let Some(chain) = plan.filter(|_| tiles).and_then(|p| Chain::new(p, rows, cols, multiprocessors)) {
-            (args.yt, args.ldyt) = (y.data_t, y.ld_t);
-            // SAFETY: as above.
-            return unsafe { norm_fwd_chain(&queue, &chain, norm, x.dtype, args) };
-        }
         // Nothing is enqueued unless all of it can be.
         load_transpose(&queue, y)?;
     }
@@ -476,31 +384,6 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(backend: &CudaBackend, norm: Nor
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_chain_makes_and_transposes_each_row_once() {
-        for (rows, cols) in
-            [(16_384, 4096), (16_384, 8192), (8192, 12_288), (50_336, 1000), (65_536, 1024), (3216, 16_384), (1 << 20, 5120)]
-        {
-            for norm in [Norm::Layer, Norm::Rms] {
-                let row = RowForward::new(DType::Bf16, norm, true, rows, cols).unwrap();
-                let chain = Chain::new(row, rows, cols, 132).unwrap();
-                let (mut made, mut tiled) = (0, 0);
-                for link in chain.links(rows, cols) {
-                    assert_eq!((link.made.0, link.tiled.0), (made, tiled), "{link:?}");
-                    // Only what an earlier launch has made.
-                    tiled += link.tiled.1;
-                    assert!(tiled <= made && link.tiled.0 % 128 == 0);
-                    made += link.made.1;
-                    assert_eq!(link.lead + link.per_tile * link.tiles, link.blocks, "{link:?}");
-                    assert!(link.made.1 * cols <= Chain::BYTES + 128 * cols);
-                }
-                assert_eq!((made, tiled), (rows, rows));
-            }
-        }
-        let row = RowForward::new(DType::Bf16, Norm::Rms, true, 4096, 4096).unwrap();
-        assert!(Chain::new(row, 4096, 4096, 132).is_none() && Chain::new(row, 16_385, 4096, 132).is_none());
-    }
 
     #[test]
     fn rows_together_are_covered_and_fit() {

@@ -6,6 +6,7 @@ use crate::tensor::{DType, Ptr, TensorView};
 mod any;
 mod backward;
 mod forward;
+mod tile;
 
 pub(super) use backward::norm_bwd;
 pub(super) use forward::norm_fwd;
@@ -31,7 +32,7 @@ fn parameter(p: &Option<TensorView>) -> (Ptr, i32) {
 
 /// Every module of this family.
 pub(super) fn variants() -> Vec<Variant> {
-    [any::variants(), forward::variants(), backward::variants()].concat()
+    [any::variants(), forward::variants(), tile::variants(), backward::variants()].concat()
 }
 
 /// What the driver and static arrays take of a block's shared memory is less than 1 KiB.
