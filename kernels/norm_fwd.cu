@@ -1,5 +1,6 @@
 // LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward to FP8 where only the transposed layout is wanted: y = (x - mean) * rsigma * weight + beta.
-// Tensors and statistics: common/norm_fwd.cuh. (Both layouts: the codes of norm_fwd_row.cu or norm_fwd_any.cu are transposed by transpose.cu.)
+// Tensors and statistics: common/norm_fwd.cuh. (Both layouts: norm_fwd_tile.cu; else the codes
+// of norm_fwd_row.cu or norm_fwd_any.cu are transposed by transpose.cu.)
 //
 //   norm_fwd_transposed one block per 64 rows of any length and alignment; statistics, then tiles of 64 x 64 through shared memory
 //   norm_fwd_add        sum = x + residual, rounded to X: what the other then reads as x where there is a residual

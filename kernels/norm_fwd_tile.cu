@@ -1,6 +1,7 @@
-// LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward to FP8 in both layouts, in one pass: y = (x - mean) * rsigma * weight + beta. X has 16 bits.
+// LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward to FP8 in both layouts, in one pass: y = (x - mean) * rsigma * weight + beta, of x or, with a
+// residual, of x + residual, which is written too. X has 16 bits. Tensors: common/norm_fwd.cuh; y or yt may be null.
 //
-// A cluster of blocks takes 64 rows, each block up to GROUPS * 256 of their columns, which wait in shared memory until the rows' statistics are
+// A cluster of blocks takes TILE_ROWS rows, each block GROUPS * 256 of their columns, which wait in shared memory until the rows' statistics are
 // known. A warp has 16 rows of 256 columns, a thread eight columns of these rows: the parameters are read and unpacked once for 16 rows,
 // and four codes of a column make a word of the transposed layout.
 //
@@ -9,7 +10,7 @@
 // would be felt (LayerNorm: mean^2 > 4 * variance) squares of x - mean are summed up instead. Each warp sends its sums to the block that
 // finishes the row, and this one sends the statistics to all.
 //
-// Bytes moved per element: 4.
+// Bytes moved per element: 4; 4 more with a residual.
 #include "common/ptx_mma.cuh"
 #include "common/ptx_sm90.cuh"
 #include "common/norm_fwd.cuh"
@@ -138,6 +139,7 @@ DEVICE void finish_rows(const Args &a, Shared &shared, i64 tile_row, u32 first, 
   if (q == 0 && tile_row + in_tile < a.rows) put_stats(a, tile_row + in_tile, s);
   for (u32 block = q; block < C; block += 4) send8(smem_u32(&shared.stats[in_tile]), smem_u32(&shared.stats_here), block, s.centre + s.rest, s.rsigma);
 }
+
 // x + residual, written, takes the place of x.
 DEVICE void add_residual(const Args &a, i64 row, i64 col, u32 own, bool mine) {
   const TX *residual = a.residual + row * a.ld_residual + col;
@@ -160,7 +162,7 @@ DEVICE void add_residual(const Args &a, i64 row, i64 col, u32 own, bool mine) {
   }
 }
 
-// What is whose.
+// The rows and columns of a thread, its warp, its group and its block.
 struct Place {
   u32 lane, warp, group, warp_row, chunk;
   i64 tile_row, group_col;
@@ -170,7 +172,8 @@ DEVICE Place place_of(u32 thread, u32 C, u32 rank) {
   return {thread & 31, warp, group, warp / GROUPS * WARP_ROWS, chunk, (i64)(blockIdx.x / C) * TILE_ROWS, (i64)chunk * WARP_COLS};
 }
 
-// The transposed tile takes the place of x: columns of 64 bytes, 16-byte parts of two columns in a line kept apart like x.
+// The transposed tile takes the place of x: columns of TILE_ROWS bytes, whose 16-byte parts are kept apart within
+// lines as those of x are.
 DEVICE void store_transposed(const Args &a, u8 *held, const u32 (&column)[8][4], const Place &p) {
   u8 *tile = held + p.group * GROUP_BYTES;
   sync_some(1 + p.group, GROUP_THREADS);
@@ -190,7 +193,7 @@ DEVICE void store_transposed(const Args &a, u8 *held, const u32 (&column)[8][4],
   }
 }
 
-// Grid: a cluster for each 64 rows. Rows are a multiple of 16, columns of 8; x and yt are aligned to 16 bytes, y to 8.
+// Grid: a cluster for each TILE_ROWS rows. Rows are a multiple of 16, columns of 8; x and yt are aligned to 16 bytes, y to 8.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_fwd_tile(const __grid_constant__ Args a) {
   after_previous();
   extern __shared__ __align__(1024) u8 held[];

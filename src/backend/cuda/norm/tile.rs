@@ -78,8 +78,8 @@ impl Tile {
         let groups = match chunks {
             4 if rows >= Self::MANY_ROWS => 2,
             ..=16 => 1,
-            29..=32 => 2,
-            17..=28 | 33..=48 => 3,
+            25..=32 => 2,
+            17..=24 | 33..=48 => 3,
             _ => 4,
         };
         let (blocks, clusters) = (chunks.div_ceil(groups), rows.div_ceil(Self::rows(groups)));
