@@ -66,7 +66,7 @@ DEVICE void put_found(u32 at, u32 bar, u32 rank, const Found &f) {
 // Dynamic shared memory, 16-byte words: kept * SLOTS a thread, and behind them, of one group, 2 (RMSNorm: 1) * SLOTS * N / 4 a thread.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) norm_fwd_ring(const Args a) {
   after_previous();
-  extern __shared__ Vec16 ring[];
+  extern __shared__ __align__(128) Vec16 ring[];
   const u32 lane = threadIdx.x & 31, T = a.warps * 32, group = threadIdx.x / T, groups = blockDim.x / T, t = threadIdx.x - group * T, warp = t >> 5;
   alignas(8) __shared__ u64 arrived[2][GROUPS];
   __shared__ Found shares[2][WARPS * MAX_CLUSTER];  // of a group: [block][warp]
