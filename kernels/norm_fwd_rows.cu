@@ -1,8 +1,8 @@
 // LayerNorm (RMS = 0) and RMSNorm (RMS = 1) forward of rows of whole warps' vectors, where x and the parameters are of one 16-bit type X, all of them
 // there, and y is FP8 (FP8 = 1) or of X. Tensors and statistics: common/norm_fwd.cuh.
 //
-// A block has four rows, and a thread VECTORS vectors of each, in the same columns: it asks for their parameters with x, and unpacks them once. What is
-// summed over a warp is summed for four rows at once: each exchange halves the rows of a lane, so that four sums take 6 exchanges and not 20,
+// A block has ROWS rows, mostly four, and a thread VECTORS vectors of each, in the same columns: it asks for their parameters with x, and unpacks
+// them once. What is summed over a warp is summed for four rows at once: each exchange halves the rows of a lane, so that four sums take 6 exchanges and not 20,
 // and what follows from a sum is worked out for all rows at a time. One vector stays in registers as f32 (HELD). More wait in shared memory, where only
 // the thread that asked for them looks, and are unpacked for each pass: what is under way takes no registers.
 //
@@ -11,9 +11,6 @@
 // Bytes moved per element: sizeof(X) + sizeof(y).
 #include "common/norm_output.cuh"
 
-#ifndef ROWS
-#define ROWS (VECTORS > 4 ? 2 : 4)
-#endif
 // RMSNorm of X to X is bound by what is under way alone.
 #define HELD (VECTORS == 1 && (FP8 || !RMS))
 // With their parameters more vectors take more registers.

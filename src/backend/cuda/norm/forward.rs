@@ -37,9 +37,8 @@ pub(super) fn variants() -> Vec<Variant> {
                 }
             }
             if dtype != DType::F32 {
-                let codes = RowsForward::VECTORS.map(|v| (true, v));
-                for (fp8, vectors) in [(false, 1)].into_iter().chain(codes) {
-                    all.push(Variant::of(&RowsSpec { x: dtype, norm, fp8, vectors, smem: 0 }));
+                for (fp8, vectors, rows) in RowsForward::KERNELS {
+                    all.push(Variant::of(&RowsSpec { x: dtype, norm, fp8, vectors, rows, smem: 0 }));
                 }
             }
             all.push(Variant::of(&ForwardSpec { kernel: Forward::Transposed, x: dtype, norm }));
@@ -97,12 +96,14 @@ struct RowsSpec {
     /// Whether y is FP8.
     fp8: bool,
     vectors: u64,
+    rows: u64,
     /// Dynamic shared memory that the device allows.
     smem: u32,
 }
 
 kernel_spec!(
-    RowsSpec: NormFwdRows, s => "norm_fwd_rows", "X" = s.x, "RMS" = s.norm, "FP8" = s.fp8, "VECTORS" = s.vectors;
+    RowsSpec: NormFwdRows, s => "norm_fwd_rows", "X" = s.x, "RMS" = s.norm, "FP8" = s.fp8, "VECTORS" = s.vectors,
+    "ROWS" = s.rows;
     smem = s.smem
 );
 
@@ -195,9 +196,10 @@ impl RowForward {
     }
 }
 
-/// How `norm_fwd_rows` runs: vectors of a thread in each of the block's rows, and warps.
+/// How `norm_fwd_rows` runs: rows of a block, vectors of a thread in each, and warps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct RowsForward {
+    rows: u64,
     vectors: u64,
     /// Whether they stay in registers.
     held: bool,
@@ -206,41 +208,38 @@ struct RowsForward {
 }
 
 impl RowsForward {
-    /// What there are kernels for; more than one: of codes.
-    const VECTORS: [u64; 4] = [1, 2, 4, 6];
+    /// What there are kernels for: whether y is FP8, vectors, rows.
+    const KERNELS: [(bool, u64, u64); 7] =
+        [(false, 1, 4), (false, 4, 1), (true, 1, 4), (true, 2, 4), (true, 4, 4), (true, 4, 1), (true, 6, 2)];
     /// Columns of a warp's vectors.
     const COLUMNS: u64 = 256;
+    /// Up to so many rows, long ones have a block each: one row's work is the least that a launch can take.
+    const FEW: u64 = 528;
 
     /// Nothing where `norm_fwd_row` is as fast or as slow: codes are bound by instructions, which are fewer here.
     fn new(norm: Norm, fp8: bool, rows: u64, cols: u64) -> Option<Self> {
-        let fits = |v: &u64| {
-            let warps = cols / (Self::COLUMNS * v);
-            cols % (Self::COLUMNS * v) == 0
-                && match v {
-                    1 => (1..=6).contains(&warps),
-                    2 | 4 => fp8 && (1..=8).contains(&warps),
-                    _ => fp8 && (6..=8).contains(&warps),
-                }
+        let few = rows <= Self::FEW;
+        let fits = |(codes, vectors, together): &(bool, u64, u64)| {
+            let warps = cols / (Self::COLUMNS * vectors);
+            let served = match (vectors, together) {
+                (1, _) => 1..=6,
+                (4, 1) if few => 2..=8,
+                (2 | 4, 4) if !few => 1..=8,
+                (6, _) => 6..=8,
+                _ => return false,
+            };
+            *codes == fp8 && cols % (Self::COLUMNS * vectors) == 0 && served.contains(&warps)
         };
-        let vectors = Self::VECTORS.into_iter().find(fits)?;
-        let (warps, grid) = ((cols / (Self::COLUMNS * vectors)) as u32, rows.div_ceil(Self::rows(vectors)) as u32);
+        let (_, vectors, together) = Self::KERNELS.into_iter().find(fits)?;
+        let (warps, grid) = ((cols / (Self::COLUMNS * vectors)) as u32, rows.div_ceil(together) as u32);
         let held = vectors == 1 && (fp8 || norm == Norm::Layer);
-        (1..1 << 31).contains(&rows).then_some(Self { vectors, held, warps, grid })
-    }
-
-    /// Of a block.
-    fn rows(vectors: u64) -> u64 {
-        if vectors > 4 {
-            2
-        } else {
-            4
-        }
+        (1..1 << 31).contains(&rows).then_some(Self { rows: together, vectors, held, warps, grid })
     }
 
     fn launch(&self) -> Launch {
         let mut launch = Launch::new([self.grid, 1, 1], 32 * self.warps);
         if !self.held {
-            launch.smem = 16 * (Self::rows(self.vectors) * self.vectors) as u32 * launch.block;
+            launch.smem = 16 * (self.rows * self.vectors) as u32 * launch.block;
         }
         launch
     }
@@ -346,7 +345,7 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(
         RowsForward::new(norm, y.dtype.is_fp8(), rows, cols).filter(|p| vectors && rows_serve(norm, a) && p.launch().smem <= max_smem);
     if let Some(p) = together {
         args.warps = p.warps as i32;
-        let spec = RowsSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), vectors: p.vectors, smem: max_smem };
+        let spec = RowsSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), vectors: p.vectors, rows: p.rows, smem: max_smem };
         // SAFETY: as above.
         unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
     } else if let Some(p) = plan {
@@ -388,14 +387,16 @@ mod tests {
     #[test]
     fn rows_together_are_covered_and_fit() {
         for cols in 0..20_000 {
-            for (rows, norm, fp8) in [0, 1, 4, 5, 1 << 31].into_iter().flat_map(|r| [(r, Norm::Rms, false), (r, Norm::Layer, true)]) {
-                let Some(p) = RowsForward::new(norm, fp8, rows, cols) else {
-                    assert!(![1024, 1280].contains(&cols) || !(1..1 << 31).contains(&rows), "{rows} rows of {cols}");
-                    continue;
-                };
-                assert_eq!(u64::from(p.warps) * p.vectors * 256, cols);
-                assert!(p.vectors == 1 || fp8 && p.warps <= 8, "{p:?}");
-                assert!(u64::from(p.grid) * RowsForward::rows(p.vectors) >= rows && p.launch().smem <= 65_536, "{p:?}");
+            for rows in [0, 1, 4, 5, RowsForward::FEW, RowsForward::FEW + 1, 1 << 31] {
+                for (norm, fp8) in [(Norm::Rms, false), (Norm::Layer, true)] {
+                    let Some(p) = RowsForward::new(norm, fp8, rows, cols) else {
+                        assert!(![1024, 1280].contains(&cols) || !(1..1 << 31).contains(&rows), "{rows} rows of {cols}");
+                        continue;
+                    };
+                    assert_eq!(u64::from(p.warps) * p.vectors * 256, cols);
+                    assert!((1..=8).contains(&p.warps) && RowsForward::KERNELS.contains(&(fp8, p.vectors, p.rows)), "{p:?}");
+                    assert!(u64::from(p.grid) * p.rows >= rows && p.launch().smem <= 65_536, "{p:?}");
+                }
             }
         }
     }
