@@ -53,7 +53,22 @@ struct Raw { Vec16 v[INPUTS][LOADS]; };
 #define EASY (!ERF && LOADS == 1 && __CUDA_ARCH__ == 900)
 #define BLOCKS (EASY && INPUTS <= 2 ? 4 - BACKWARD : INPUTS * LOADS == 1 ? (ERF && __CUDA_ARCH__ != 900 ? 2 : 3) : TIGHTEST ? 1 : 2)
 
+#if FP8 && !GATED
+// Asks L2 for a tile of the inputs.
+DEVICE void ask_for(const ActivationParams &p, u32 index) {
+  const u32 down = index / p.col_tiles;
+  const i64 row = (i64)down * TILE, col = (i64)(index - down * p.col_tiles) * TILE;
+  const int size = sizeof(In);
+  const u32 rows = (u32)imin(TILE, p.rows - row), bytes = (u32)imin(TILE, p.hidden - col) * size;
+  ask_for_tile<TILE * size>((const In *)p.x + row * p.ldx + col, p.ldx * size, rows, bytes);
+  if (BACKWARD) ask_for_tile<TILE * size>((const In *)p.dy + row * p.lddy + col, p.lddy * size, rows, bytes);
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(const __grid_constant__ ActivationParams p) {
+#if FP8 && !GATED
+  if (blockIdx.x < p.early) ask_for(p, blockIdx.x);
+#endif
   after_previous();
   u32 row_tile = blockIdx.x / p.col_tiles;
   i64 row0 = (i64)row_tile * TILE, col0 = (i64)(blockIdx.x - row_tile * p.col_tiles) * TILE;
@@ -131,6 +146,9 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   for (int i = 0; i < 4; i++) batch[i] = load(4 * quad + i);
 #pragma unroll
   for (int i = 0; i < 4; i++) later[i] = load(4 * (quad ^ 1) + i);
+#endif
+#if FP8 && INPUTS == 1 && !HALO
+  if (p.ahead && blockIdx.x + p.ahead < gridDim.x) ask_for(p, blockIdx.x + p.ahead);
 #endif
 #pragma unroll 1
   for (u32 step = 0; step < 2; step++, quad ^= 1) {

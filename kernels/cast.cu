@@ -6,7 +6,8 @@
 // out row-wise from registers and transposed through shared memory. Bytes moved per element: sizeof(IN) + 1 per layout; column sums add
 // 4/128.
 //   cast_tile  16-byte accesses: base and row stride of x are multiples of 16 bytes (row-wise codes: of 8), cols of the load.
-//              Eight 16-byte loads per thread (f32: sixteen) are issued before anything waits: 128 KiB in flight per multiprocessor.
+//              Eight 16-byte loads per thread (f32: sixteen) are issued before anything waits: 128 KiB in flight per multiprocessor. L2 is
+//              asked for tiles ahead of that (CastParams::early, ahead; see tile.cuh).
 //   cast_any   every other stride and alignment, by way of quads.cuh.
 //   cast_held  current scaling of what the chip holds, in one launch; 16-byte accesses.
 // With column sums, where shared memory is large (STAGED): x waits there, in slots of 16 bytes which the thread that asked for them reads
@@ -42,6 +43,7 @@ struct CastParams {
   float margin_factor, epsilon;
   u32 dbias_dtype, accumulate;
   u32 tiles;            // cast_held: tiles of the tensor
+  u32 early, ahead;     // what is asked for: the first tiles, before their blocks' turn; by each block, the tile so many after its own (0: none)
 };
 
 // Current scaling: the scale that the amax with these bits gives. One thread of the launch, `first`, writes the slots.
@@ -97,6 +99,14 @@ DEVICE void leave_sum(const CastParams &p, i64 row_tile, i64 col, float sum) {
 }
 #endif
 
+// Asks L2 for a tile of x.
+DEVICE void ask_for(const CastParams &p, u32 index) {
+  const u32 height = blockDim.x / 2, down = index / p.col_tiles;
+  const i64 row = (i64)down * height, col = (i64)(index - down * p.col_tiles) * TILE, end = row + height < p.rows ? p.cols : p.last;
+  const int size = sizeof(In);
+  ask_for_tile<TILE * size>(p.x + row * p.ldx + col, p.ldx * size, (u32)imin(height, p.rows - row), (u32)imin(TILE, end - col) * size);
+}
+
 // One tile, to codes of format O: block `block` of the `blocks` that share this tensor. SUMS: column sums beside it.
 template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 block, u32 blocks, Vec16 *shared, u32 (&part)[TILE_THREADS / 32]) {
   // Current scaling: the kernel before leaves partial amaxes and nothing else. It waits for what was enqueued before it and only then lets
@@ -135,6 +145,9 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
       if (i < rows_here[n]) raw[i][n] = ld16_policy(x + i * p.ldx + tile_col<V>(n), once);
     }
   }
+#if !HALO
+  if (p.ahead && block + p.ahead < blocks) ask_for(p, block + p.ahead);
+#endif
 #if HALO
   Vec16 above[4] = {};  // of 16-bit types the lower half
   if (halo && row0 && col0 + halo_col() < p.cols) {
@@ -250,6 +263,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
 #define TILE_BLOCKS (STAGED ? 5 - (__CUDA_ARCH__ >= 1000) - HALO : BLOCKS_PER_PROCESSOR)
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, TILE_BLOCKS) cast_tile(const __grid_constant__ CastParams p) {
+  if (blockIdx.x < p.early) ask_for(p, blockIdx.x);
   if (!p.partials) after_previous();
   __shared__ Vec16 shared[ROOM / 16];
   __shared__ u32 part[TILE_THREADS / 32];
@@ -264,6 +278,7 @@ struct CastPair {
 };
 
 extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR) cast_pair(const __grid_constant__ CastPair p) {
+  if (blockIdx.x < p.first.early && blockIdx.x < p.blocks) ask_for(p.first, blockIdx.x);
   after_previous();
   __shared__ Vec16 shared[ROOM / 16];
   __shared__ u32 part[TILE_THREADS / 32];

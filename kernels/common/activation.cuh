@@ -15,6 +15,7 @@ struct ActivationParams {
   i32 kind, x_type, dy_type, y_type;
   u32 col_tiles;
   u32 backward;                     // not told by dy: an empty one may be null
+  u32 early, ahead;                 // as of CastParams (cast.cu), by `activation` to FP8 without a gate
 };
 
 // The scale of the output, for all threads; block 0 writes its reciprocal.

@@ -164,7 +164,8 @@ DEVICE void record_amax(float *slot, u32 bits) { atomicMax((u32 *)slot, bits > 0
 // The first statement of every kernel. From sm_90 on kernels are launched as programmatic dependents: the blocks of one take their
 // places while the last blocks of the kernel before it in the stream still run, which hides the launch (1 to 2 us). The first
 // instruction lets the next kernel do the same as soon as every block of this one has begun; the second waits until all that was
-// enqueued before has ended and is visible. Nothing may be read, written or returned from ahead of it.
+// enqueued before has ended and is visible. Nothing may be read, written or returned from ahead of it. (L2 may be asked for what will be read:
+// see tile.cuh.)
 DEVICE void after_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

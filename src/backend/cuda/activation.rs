@@ -7,7 +7,7 @@ use super::{
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
-    tile::{has_halo, vector, HALO_ELEMENTS},
+    tile::{has_halo, vector, Ahead, HALO_ELEMENTS},
     CudaBackend,
 };
 use crate::{
@@ -135,6 +135,8 @@ struct Params {
     y_type: i32,
     col_tiles: u32,
     backward: u32,
+    early: u32,
+    ahead: u32,
 }
 
 /// `Rows` of `activation_high.cu`.
@@ -185,6 +187,8 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
     // An empty tensor still gets one block: it writes scale_inv.
     let tiles = |n: i64| (n as u64).div_ceil(TILE as u64).max(1);
     let across = tiles(hidden);
+    let count = tiles(x.rows).saturating_mul(across);
+    let ahead = Ahead::new(queue.multiprocessors(), count, x.dtype, !y.data_t.is_null());
     let params = Params {
         x: x.data,
         dy: dy.map_or(Ptr::NULL, |t| t.data),
@@ -206,6 +210,8 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
         y_type: y.dtype as i32,
         col_tiles: across as u32,
         backward: dy.is_some().into(),
+        early: ahead.early,
+        ahead: ahead.steady,
     };
     let (erf, gated, backward) = (kind.function() == Activation::GeluErf, kind.is_gated(), dy.is_some());
     let (input, fp8) = (x.dtype, y.dtype.is_fp8());
@@ -217,7 +223,7 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
         // SAFETY: the two parameters of `activation_high`; pointers live by contract.
         return unsafe { queue.launch(&spec, &launch, arguments![params, Rows::new(per_row)]) };
     }
-    let grid = blocks(tiles(x.rows).saturating_mul(across), MAX_GRID_X, "tiles of the tensor")?;
+    let grid = blocks(count, MAX_GRID_X, "tiles of the tensor")?;
     let mut launch = Launch::new([grid, 1, 1], THREADS);
     if aligned {
         // Three blocks of it take 210 KiB of a multiprocessor's shared memory.

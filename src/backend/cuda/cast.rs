@@ -6,7 +6,7 @@ use super::{
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
-    tile::{self, has_halo, vector, Layout, Walk, HALO_ELEMENTS, THREADS, TILE},
+    tile::{self, has_halo, vector, Ahead, Layout, Walk, HALO_ELEMENTS, THREADS, TILE},
     CudaBackend,
 };
 use crate::{
@@ -105,6 +105,8 @@ struct Params {
     dbias_dtype: u32,
     accumulate: u32,
     tiles: u32,
+    early: u32,
+    ahead: u32,
 }
 
 /// `DbiasParams` of the kernel.
@@ -150,8 +152,8 @@ struct Cut {
     unfinished: Option<BiasGradient>,
 }
 
-/// For `multiprocessors` to share out; none: in tiles of full height, whatever their number.
-fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
+/// For `multiprocessors` to share out; `full`: in tiles of full height, whatever their number.
+fn cut(job: &CastJob, multiprocessors: u32, full: bool) -> Result<Cut> {
     let (x, q) = (&job.input, &job.output);
     let dbias = job.dbias.filter(|_| x.cols > 0);
     let at_once = dbias.filter(|_| partial_rows(x.rows) == 1);
@@ -164,7 +166,12 @@ fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
     // are those of full tiles, and a halo is as high above a lower one.
     let (mut col_tiles, mut blocks) = walk.tiles(TILE, TILE)?;
     let mut threads = THREADS;
-    if blocks < 4 * multiprocessors && dbias.is_none() && !halo {
+    // Current scaling reads x before its turn as it is.
+    let ahead = match job.current {
+        None => Ahead::new(multiprocessors, blocks.into(), x.dtype, !q.data_t.is_null()),
+        Some(_) => Ahead::default(),
+    };
+    if blocks < 4 * multiprocessors && !full && dbias.is_none() && !halo {
         threads = THREADS / 2;
         (col_tiles, blocks) = walk.tiles(TILE / 2, TILE)?;
     }
@@ -196,6 +203,8 @@ fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
         dbias_dtype: at_once.map_or(0, |b| b.dtype as u32),
         accumulate: at_once.is_some_and(|b| b.accumulate).into(),
         tiles: blocks,
+        early: ahead.early,
+        ahead: ahead.steady,
     };
     Ok(Cut { params, blocks, threads, aligned: walk.aligned, halo, unfinished: dbias.filter(|_| at_once.is_none()) })
 }
@@ -205,7 +214,7 @@ fn cut(job: &CastJob, multiprocessors: u32) -> Result<Cut> {
 pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) -> Result<()> {
     let queue = Queue::new(backend, stream)?;
     let (x, q) = (&job.input, &job.output);
-    let Cut { mut params, blocks, threads, aligned, halo, unfinished } = cut(job, queue.multiprocessors())?;
+    let Cut { mut params, blocks, threads, aligned, halo, unfinished } = cut(job, queue.multiprocessors(), false)?;
     if job.current.is_some() {
         params.partials = job.workspace;
         let spec = Cast { input: x.dtype, output: q.dtype, dbias: false, halo: false, entry: Entry::Held };
@@ -270,7 +279,8 @@ unsafe fn finish_sums(queue: &Queue<'_>, job: &CastJob, params: &Params, unfinis
 /// # Safety
 /// Arguments validated, pointers live.
 pub(super) unsafe fn cast_pair(backend: &CudaBackend, a: &CastJob, b: &CastJob, stream: Stream) -> Result<()> {
-    let (first, second) = (cut(a, 0)?, cut(b, 0)?);
+    let multiprocessors = backend.capability.multiprocessors as u32;
+    let (first, second) = (cut(a, multiprocessors, true)?, cut(b, multiprocessors, true)?);
     let blocks = first.blocks.checked_add(second.blocks).filter(|n| *n <= 0x7FFF_FFFF);
     let given = a.current.is_none() && b.current.is_none() && b.dbias.is_none();
     let same = a.input.dtype == b.input.dtype && b.output.dtype == DType::E4m3 && first.aligned && second.aligned;

@@ -94,6 +94,14 @@ mod tests {
         "if (waits(p)) after_previous_before_next();",
     ];
 
+    /// What may come ahead of that: L2 is asked for what will be read.
+    const ASKS: [&str; 4] = [
+        "#if FP8 && !GATED",
+        "if (blockIdx.x < p.early) ask_for(p, blockIdx.x);",
+        "if (blockIdx.x < p.first.early && blockIdx.x < p.blocks) ask_for(p.first, blockIdx.x);",
+        "#endif",
+    ];
+
     /// A kernel launched as a dependent that reads or ends before it has waited would be wrong now and then only.
     #[test]
     fn every_kernel_waits_for_the_one_before() {
@@ -101,12 +109,8 @@ mod tests {
         for file in SourceFile::ALL {
             for definition in file.text().split("__global__").skip(1) {
                 let body = definition.split_once(") {").expect("a kernel has a body").1;
-                assert!(
-                    BEGINNINGS.iter().any(|b| body.trim_start().starts_with(b)),
-                    "{}: {}",
-                    file.name(),
-                    &definition[..120.min(definition.len())]
-                );
+                let first = body.lines().map(str::trim).find(|l| !l.is_empty() && !ASKS.contains(l)).expect("a kernel has a statement");
+                assert!(BEGINNINGS.iter().any(|b| first.starts_with(b)), "{}: {}", file.name(), &definition[..120.min(definition.len())]);
                 kernels += 1;
             }
         }

@@ -28,6 +28,27 @@ pub(super) fn has_halo(codes: Ptr, ld: i64, rows: i64, cols: i64) -> bool {
     !codes.is_null() && rows > TILE && cols > 0 && (codes.0 | ld as u64) % 32 != 0
 }
 
+/// What a kernel asks L2 for ahead of its blocks' turn (`ask_for_tile`): the first tiles, 8 MB of each input on an H200; and, steadily,
+/// the tile that lies so many after a block's own, 4 MB.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ahead {
+    pub(super) early: u32,
+    pub(super) steady: u32,
+}
+
+impl Ahead {
+    /// For `tiles` of an input; `both`: codes go out in both layouts, or transposed. Elsewhere blocks read without gaps as it is, unless there
+    /// are few of them, and so do those that read f32.
+    pub(super) fn new(multiprocessors: u32, tiles: u64, input: DType, both: bool) -> Self {
+        let few = tiles < 4 * u64::from(multiprocessors);
+        match (few, both && input != DType::F32) {
+            (true, _) => Self { early: 2 * multiprocessors, steady: 0 },
+            (false, true) => Self { early: 2 * multiprocessors, steady: multiprocessors },
+            (false, false) => Self::default(),
+        }
+    }
+}
+
 /// One layout that a kernel reads or writes by vectors of `bytes`.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
