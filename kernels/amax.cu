@@ -2,14 +2,17 @@
 //
 // A grid that just fills the device walks over the tiles; each block ends with one atomic maximum into `amax`, or, as the first half of
 // current scaling, leaves its own maximum in partials[block] (no zeroed memory is needed for that). Bytes moved: the input.
-//   amax_tile  128 x 128 tiles, 16-byte loads: base and row stride are multiples of 16 bytes, cols of the load.
+//   amax_tile  tiles of 128 rows of 16 loads of 16 bytes, one to 256 threads: base and row stride are multiples of 16 bytes, cols of the load.
 //   amax_any   128 x 64 tiles, single elements: every other stride and alignment.
 // A contiguous tensor arrives as rows of 128; `last` and `tail` take what is left over.
+//
+// What current scaling reads again is found in L2 as far as that kept it: the end of x, from where the cast walks backwards. What lies ahead of it
+// is read as the first to leave, so that it does not push out that end while it is read.
 #include "common/tile.cuh"
 
 typedef Elem<IN>::T In;
 #define V TileVec<IN>::V
-#define N (8 / V)
+#define MOST_THREADS 1024
 
 struct AmaxParams {
   const In *x;
@@ -19,51 +22,38 @@ struct AmaxParams {
   i64 last;        // columns of the last row
   u32 col_tiles, tiles;
   u32 tail;        // elements behind the last row
-  u32 keep_from;   // the cache is asked to keep tiles from this one on, for the cast that follows
+  u32 keep_from;   // tiles before this one are the first to leave the cache
 };
 
 DEVICE void finish(const AmaxParams &p, u32 amax) {
-  amax = block_max<TILE_THREADS>(amax);
+  amax = block_max<MOST_THREADS>(amax);
   if (threadIdx.x) return;
   if (!p.amax) p.partials[blockIdx.x] = amax;
   else if (amax) record_amax(p.amax, amax);
 }
 
-extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 ? 2 : 4) amax_tile(const __grid_constant__ AmaxParams p) {
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) amax_tile(const __grid_constant__ AmaxParams p) {
   after_previous_before_next();
-  u32 amax = 0;
+  const u32 groups = blockDim.x / TILE_THREADS, thread = threadIdx.x % TILE_THREADS;
+  const u32 tile_row = thread / 16 * 8, tile_col = thread % 16 * V;
+  Largest<IN> largest;
 #pragma unroll 1
-  for (u32 t = blockIdx.x; t < p.tiles; t += gridDim.x) {
-    i64 row = (i64)(t / p.col_tiles) * TILE + tile_row(), col0 = (i64)(t % p.col_tiles) * TILE;
-    const u64 last = evict_last(), normal = evict_normal(), policy = t >= p.keep_from ? last : normal;
-    Vec16 raw[8][N];
+  for (u32 first = blockIdx.x * groups; first < p.tiles; first += gridDim.x * groups) {
+    const u64 policy = first >= p.keep_from ? NORMAL_LINES : FIRST_LINES;
+    const u32 t = first + threadIdx.x / TILE_THREADS;
+    const i64 row = (i64)(t / p.col_tiles) * TILE + tile_row, col = (i64)(t % p.col_tiles) * (16 * V) + tile_col;
+    const i64 rows_here = col >= p.cols ? 0 : col < p.last ? p.rows : p.rows - 1;
+    const In *from = p.x + row * p.ldx + col;
+    Vec16 raw[8];
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-      i64 c = col0 + tile_col<V>(n);
-      i64 rows_here = c >= p.cols ? 0 : c < p.last ? p.rows : p.rows - 1;
-      const In *from = p.x + row * p.ldx + c;
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        raw[i][n] = Vec16{{0, 0, 0, 0}};
-        if (row + i < rows_here) raw[i][n] = ld16_policy(from + i * p.ldx, policy);
-      }
+    for (int i = 0; i < 8; i++) {
+      raw[i] = Vec16{{0, 0, 0, 0}};
+      if (row + i < rows_here) raw[i] = ld16_policy(from + i * p.ldx, policy);
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-#pragma unroll
-      for (int n = 0; n < N; n++)
-#pragma unroll
-        for (int w = 0; w < 4; w++) {
-          u32 word = raw[i][n].w[w];
-          if (IN == DT_F32) {
-            amax = umax(amax, word & 0x7FFFFFFFu);
-          } else {
-            float lo, hi;
-            unpack2<IN>(word, lo, hi);
-            amax = umax(amax, umax(abs_bits(lo), abs_bits(hi)));
-          }
-        }
+    for (int i = 0; i < 8; i++) largest.take(raw[i]);
   }
+  u32 amax = largest.bits();
   if (blockIdx.x == 0 && threadIdx.x < p.tail) amax = umax(amax, abs_bits(Elem<IN>::load(p.x[(p.rows - 1) * TILE + p.last + threadIdx.x])));
   finish(p, amax);
 }

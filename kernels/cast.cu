@@ -15,8 +15,8 @@
 // A contiguous tensor cast row-wise only arrives as rows of 128 (CastParams::last and ::tail take what is left over).
 //
 // Scale: read from a slot; or, for current scaling, made by every block from the partial amaxes that the amax kernel left. That costs a
-// block one round trip which overlaps its loads, and saves a launch. Tiles are then walked backwards, so that what the amax kernel read
-// last is still in the cache; codes are stored as the first to leave it, so that they do not push x out.
+// block one round trip which overlaps its loads, and saves a launch. Tiles are then walked backwards, since what the amax kernel read last is
+// still in the cache. A tensor of which the cache holds all leaves it first as it is read, and so do its codes.
 #include "common/tile.cuh"
 #include "common/dbias.cuh"
 #include "common/ptx_mma.cuh"
@@ -44,6 +44,7 @@ struct CastParams {
   u32 dbias_dtype, accumulate;
   u32 tiles;            // cast_held: tiles of the tensor
   u32 early, ahead;     // what is asked for: the first tiles, before their blocks' turn; by each block, the tile so many after its own (0: none)
+  u32 cached;           // current scaling: the cache holds x as a whole
 };
 
 // Current scaling: the scale that the amax with these bits gives. One thread of the launch, `first`, writes the slots.
@@ -126,9 +127,11 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
   Vec16 raw[8][N];
   u32 rows_here[N];     // of the thread's eight rows, those in which the load lies inside the tensor
   const In *x = p.x + row * p.ldx + col0;
-  // What the amax kernel asked the cache to keep may go, unless neighbouring tiles read parts of the same lines, or a halo.
-  const bool halo = HALO && p.qt && !whole_sectors(p.qt, p.ldqt), lines = (((u32)(u64)p.x | (u32)p.ldx * (u32)sizeof(In)) & 127) == 0;
-  const u64 once = store_policy(current && !halo && lines);
+  // Where the cache just holds all that the amax kernel read, x may go as soon as it is read again, and codes should not push it out; unless
+  // neighbouring tiles read parts of the same lines or write parts of the same sectors. Later architectures have room for both.
+  const bool lines = (((u32)(u64)p.x | (u32)p.ldx * (u32)sizeof(In)) & 127) == 0;
+  const bool passing = __CUDA_ARCH__ < 1000 && p.cached && lines && whole_sectors(p.q, p.ldq) && whole_sectors(p.qt, p.ldqt);
+  const u64 policy = passing ? FIRST_LINES : NORMAL_LINES;
 #pragma unroll
   for (int n = 0; n < N; n++) {
     i64 c = col0 + tile_col<V>(n);
@@ -142,13 +145,14 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
         continue;
       }
       raw[i][n] = Vec16{{0, 0, 0, 0}};
-      if (i < rows_here[n]) raw[i][n] = ld16_policy(x + i * p.ldx + tile_col<V>(n), once);
+      if (i < rows_here[n]) raw[i][n] = ld16_policy(x + i * p.ldx + tile_col<V>(n), policy);
     }
   }
 #if !HALO
   if (p.ahead && block + p.ahead < blocks) ask_for(p, block + p.ahead);
 #endif
 #if HALO
+  const bool halo = p.qt && !whole_sectors(p.qt, p.ldqt);
   Vec16 above[4] = {};  // of 16-bit types the lower half
   if (halo && row0 && col0 + halo_col() < p.cols) {
     const In *from = p.x + (row0 + halo_row()) * p.ldx + col0 + halo_col();
@@ -163,8 +167,6 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
     }
   }
 #endif
-  const bool sectors = whole_sectors(p.q, p.ldq) && (halo || whole_sectors(p.qt, p.ldqt));
-  const u64 past = store_policy(sectors && current);
   if (current) after_previous();
   float scale = scale_of<O>(p, block);
   u32 amax = 0, code[8][2];
@@ -197,7 +199,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
     code[i][0] = f32x4_to_fp8x4<O>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
     code[i][1] = f32x4_to_fp8x4<O>(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale);
     if (V == 8) {
-      if (i < rows_here[0]) st8(q + i * p.ldq + tile_col<V>(0), Vec8{{code[i][0], code[i][1]}}, past);
+      if (i < rows_here[0]) st8(q + i * p.ldq + tile_col<V>(0), Vec8{{code[i][0], code[i][1]}}, policy);
     } else {
 #pragma unroll
       for (int n = 0; n < N; n++)
@@ -253,9 +255,9 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
 #endif
   if (record) finish_amax(p, part);
 #if HALO
-  if (halo) return halo_store<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, past);
+  if (halo) return halo_store<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, policy);
 #endif
-  if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, past, height);
+  if (p.qt) tile_store_transposed<V>(tile, p.qt, p.ldqt, row0, col0, p.rows, p.cols, policy, height);
 }
 
 // What fits the registers without spilling; the compilers for 10.x and 12.x want a few more.
@@ -348,25 +350,6 @@ DEVICE void find_scale(const CastParams &p, const u32 *part, float *scale) {
   bar_sync(BAR_SCALE, HELD_THREADS);
 }
 
-// The largest |x| of the vectors that were given, as bits. Types of 16 bits: of each half, with a sign that means nothing.
-struct Largest {
-  u32 v = 0;
-  DEVICE void take(const Vec16 &x) {
-#pragma unroll
-    for (int w = 0; w < 4; w++) {
-      if (IN == DT_F32) v = umax(v, x.w[w] & 0x7FFFFFFFu);
-      if (IN == DT_F16) asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(v) : "r"(x.w[w]));
-      if (IN == DT_BF16) asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(x.w[w]));
-    }
-  }
-  DEVICE u32 bits() const {
-    if (IN == DT_F32) return v;
-    float low, high;
-    unpack2<IN>(v, low, high);
-    return umax(abs_bits(low), abs_bits(high));
-  }
-};
-
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1) cast_held(const __grid_constant__ CastParams p) {
   after_previous();
   if (p.skip && *p.skip) return;
@@ -420,7 +403,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1) cast_held(const __
       x += p.ldx;
     }
   }
-  Largest largest;
+  Largest<IN> largest;
 #pragma unroll 1
   for (u32 s = 0; s < in_slots; s++) {
     u32 behind = in_slots - s - 1;

@@ -19,6 +19,31 @@ DEVICE Vec8 ld8_stream(const void *p) { return ld8_policy(p, NORMAL_LINES); }
 DEVICE u32 ld4_stream(const void *p) { u32 v; asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(v) : "l"(p), "l"(NORMAL_LINES)); return v; }
 DEVICE void st4(void *p, u32 v) { asm volatile("st.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 
+// ---------------------------------------------------------------- amax
+// The largest |x| of the vectors that were given, as bits. Types of 16 bits: of each half, with a sign that means nothing.
+template <int DT> struct Largest {
+  u32 v = 0;
+  DEVICE void take(const Vec16 &x) {
+#pragma unroll
+    for (int w = 0; w < 4; w++) {
+      if (DT == DT_F32) v = umax(v, x.w[w] & 0x7FFFFFFFu);
+#if __CUDA_ARCH__ >= 860
+      if (DT == DT_F16) asm("max.NaN.xorsign.abs.f16x2 %0, %0, %1;" : "+r"(v) : "r"(x.w[w]));
+      if (DT == DT_BF16) asm("max.NaN.xorsign.abs.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(x.w[w]));
+#else
+      if (DT == DT_F16) asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(v) : "r"(x.w[w] & 0x7FFF7FFFu));
+      if (DT == DT_BF16) asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(v) : "r"(x.w[w] & 0x7FFF7FFFu));
+#endif
+    }
+  }
+  DEVICE u32 bits() const {
+    if (DT == DT_F32) return v;
+    float low, high;
+    unpack2<DT>(v, low, high);
+    return umax(abs_bits(low), abs_bits(high));
+  }
+};
+
 // ---------------------------------------------------------------- which elements are whose
 // Elements per load.
 template <int DT> struct TileVec { static const int V = sizeof(typename Elem<DT>::T) == 4 ? 4 : 8; };

@@ -57,35 +57,44 @@ pub(super) unsafe fn record(backend: &CudaBackend, a: &AmaxArgs, stream: Stream)
     }
     let queue = Queue::new(backend, stream)?;
     // SAFETY: forwarded contract.
-    unsafe { launch(&queue, &a.input, a.amax, Ptr::NULL, false) }.map(drop)
+    unsafe { launch(&queue, &a.input, a.amax, Ptr::NULL) }.map(drop)
 }
 
-/// Bytes of a tensor that L2 is asked to keep for its cast.
-const KEPT: u64 = 40 << 20;
+/// Whether L2 holds the whole tensor once it was read.
+pub(super) fn cached(x: &TensorView) -> bool {
+    const CACHED: u64 = 40 << 20;
+    (x.rows as u64).saturating_mul(x.cols as u64).saturating_mul(x.dtype.size() as u64) <= CACHED
+}
 
-/// Leaves partial amaxes at `partials` ([`WORKSPACE`] bytes); returns how many. `keep`: the tensor is read again at once by a kernel that
-/// lets go what the cache was asked to keep.
+/// Bytes at the end of a larger one that it still holds when they are read again from the end on.
+const KEPT: u64 = 24 << 20;
+
+/// Leaves partial amaxes at `partials` ([`WORKSPACE`] bytes); returns how many. The tensor is read again at once, from its end on.
 ///
 /// # Safety
 /// A live matrix and live memory for the partials.
-pub(super) unsafe fn partials(queue: &Queue<'_>, x: &TensorView, partials: Ptr, keep: bool) -> Result<u32> {
+pub(super) unsafe fn partials(queue: &Queue<'_>, x: &TensorView, partials: Ptr) -> Result<u32> {
     // SAFETY: forwarded contract.
-    unsafe { launch(queue, x, Ptr::NULL, partials, keep) }
+    unsafe { launch(queue, x, Ptr::NULL, partials) }
 }
 
 /// # Safety
 /// A live matrix, and live memory behind whichever of the two is not null.
-unsafe fn launch(queue: &Queue<'_>, x: &TensorView, amax: Ptr, partials: Ptr, keep: bool) -> Result<u32> {
+unsafe fn launch(queue: &Queue<'_>, x: &TensorView, amax: Ptr, partials: Ptr) -> Result<u32> {
     const ANY_COLS: i64 = 64;
-    let walk = Walk::new(x.rows, x.cols, vector(x.dtype), &[Layout::new(x.data, x.ld, x.dtype, 16)], true, ANY_COLS);
-    let (col_tiles, tiles) = walk.tiles(TILE, if walk.aligned { TILE } else { ANY_COLS })?;
-    // As many blocks as the device holds at a time.
-    let per_processor = match (walk.aligned, x.dtype) {
-        (true, DType::F32) => 2,
-        (true, _) => 4,
-        (false, _) => 6,
+    let v = vector(x.dtype);
+    let walk = Walk::new(x.rows, x.cols, v, &[Layout::new(x.data, x.ld, x.dtype, 16)], true, ANY_COLS);
+    let (col_tiles, tiles) = walk.tiles(TILE, if walk.aligned { 16 * v } else { ANY_COLS })?;
+    // As many threads as take 128 KiB at a time on each multiprocessor, in few blocks, for what reads their partial amaxes; where tiles are few,
+    // one to a block.
+    let all = queue.multiprocessors();
+    let (threads, count) = match walk.aligned {
+        true if tiles >= 4 * all => (4 * THREADS, all),
+        true => (THREADS, tiles),
+        false => (THREADS, tiles.min(6 * all)),
     };
-    let count = tiles.min(queue.multiprocessors() * per_processor).min(MAX_PARTIALS);
+    let count = count.min(MAX_PARTIALS);
+    let kept = (KEPT / (16 * 16 * TILE as u64)) as u32;
     let params = Params {
         x: x.data,
         amax,
@@ -97,14 +106,10 @@ unsafe fn launch(queue: &Queue<'_>, x: &TensorView, amax: Ptr, partials: Ptr, ke
         col_tiles,
         tiles,
         tail: walk.tail,
-        keep_from: if keep && (x.rows as u64).saturating_mul(x.cols as u64).saturating_mul(x.dtype.size() as u64) <= KEPT {
-            0
-        } else {
-            u32::MAX
-        },
+        keep_from: if partials.is_null() || cached(x) { 0 } else { tiles.saturating_sub(kept) },
     };
     let spec = Amax { input: x.dtype, aligned: walk.aligned };
     // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&spec, &Launch::new([count, 1, 1], THREADS), arguments![params]) }?;
+    unsafe { queue.launch(&spec, &Launch::new([count, 1, 1], threads), arguments![params]) }?;
     Ok(count)
 }

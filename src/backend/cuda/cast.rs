@@ -107,6 +107,7 @@ struct Params {
     tiles: u32,
     early: u32,
     ahead: u32,
+    cached: u32,
 }
 
 /// `DbiasParams` of the kernel.
@@ -205,6 +206,7 @@ fn cut(job: &CastJob, multiprocessors: u32, full: bool) -> Result<Cut> {
         tiles: blocks,
         early: ahead.early,
         ahead: ahead.steady,
+        cached: (job.current.is_some() && amax::cached(x)).into(),
     };
     Ok(Cut { params, blocks, threads, aligned: walk.aligned, halo, unfinished: dbias.filter(|_| at_once.is_none()) })
 }
@@ -228,7 +230,7 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
             }
         }
         // SAFETY: forwarded contract; the workspace starts with room for the partials.
-        params.partial_count = unsafe { amax::partials(&queue, x, params.partials, aligned && params.sums.is_null()) }?;
+        params.partial_count = unsafe { amax::partials(&queue, x, params.partials) }?;
     }
     if unfinished.is_some() {
         queue.load(&Dbias)?;
