@@ -229,8 +229,13 @@ def section_cast(run):
 
 
 def section_current(run):
+    def scale_of(x):
+        amax = x.abs().max().float()
+        # A number over a tensor would be the rounded reciprocal times the number.
+        return torch.full_like(amax, 448.0) / amax
+
     work = torch.empty(max(16, ops.cast_to_fp8_current_workspace("cuda")), device=run.device, dtype=torch.uint8)
-    cast_section(run, "current", lambda x, q: ops.cast_to_fp8_current(x, out=q, workspace=work), lambda x: 448.0 / x.abs().max().float(), CURRENT_SHAPES)
+    cast_section(run, "current", lambda x, q: ops.cast_to_fp8_current(x, out=q, workspace=work), scale_of, CURRENT_SHAPES)
 
 
 # --------------------------------------------------------------------------------------------------------------------------- norms

@@ -27,7 +27,7 @@ pub(crate) trait KernelSpec {
     fn defines(&self) -> Vec<String>;
     /// The `extern "C"` name.
     fn entry(&self) -> &'static str;
-    /// Dynamic shared memory in bytes, at most; above 48 KiB the driver must be told.
+    /// Dynamic shared memory in bytes, at most, of which the driver is told.
     fn dynamic_smem(&self) -> u32 {
         0
     }
@@ -172,7 +172,8 @@ impl Jit {
         let mut function = ptr::null_mut();
         // SAFETY: a loaded module, a C string and an out-pointer.
         driver.check("cuModuleGetFunction", unsafe { (driver.module_get_function)(&mut function, module, name.as_ptr()) })?;
-        if smem > 48 * 1024 {
+        // Untold, the driver allows 48 KiB with the kernel's static arrays.
+        if smem > 0 {
             const MAX_DYNAMIC_SHARED_SIZE_BYTES: i32 = 8;
             // SAFETY: a loaded function.
             driver.check("cuFuncSetAttribute", unsafe {
