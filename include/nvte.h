@@ -1216,7 +1216,8 @@ typedef struct nvte_norm_fwd_args_t {
   const nvte_tensor_t *gamma;
   // The shift; NULL: 0. RMSNorm: NULL.
   const nvte_tensor_t *beta;
-  // [rows, hidden]: f32, f16 or bf16, its data; or E4M3 or E5M2, its data, its data_t or both.
+  // [rows, hidden]: f32, f16 or bf16, its data; or E4M3 or E5M2, its data, its data_t or both. The layouts of one call hold the same codes; a
+  // call for another choice of layouts may round a few to the neighbouring code. (Layers do not: a pass that is run again gives the same codes.)
   const nvte_tensor_t *y;
   // Device, f32 [rows]: receives the mean of each row; NULL: not written. RMSNorm: NULL.
   float *mu;

@@ -30,7 +30,8 @@ pub struct nvte_norm_fwd_args_t {
     pub gamma: *const nvte_tensor_t,
     /// The shift; NULL: 0. RMSNorm: NULL.
     pub beta: *const nvte_tensor_t,
-    /// [rows, hidden]: f32, f16 or bf16, its data; or E4M3 or E5M2, its data, its data_t or both.
+    /// [rows, hidden]: f32, f16 or bf16, its data; or E4M3 or E5M2, its data, its data_t or both. The layouts of one call hold the same codes; a
+    /// call for another choice of layouts may round a few to the neighbouring code. (Layers do not: a pass that is run again gives the same codes.)
     pub y: *const nvte_tensor_t,
     /// Device, f32 [rows]: receives the mean of each row; NULL: not written. RMSNorm: NULL.
     pub mu: *mut f32,

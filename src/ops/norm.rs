@@ -40,7 +40,7 @@ pub struct NormFwdArgs {
     /// Added to the variance (RMSNorm: to the mean square). Finite, not negative.
     pub eps: f32,
     /// `[rows, hidden]`: f32, f16 or bf16 row-wise; or FP8 row-wise, transposed or both, with `scale` read (null: 1), `scale_inv` written and
-    /// `amax` recorded.
+    /// `amax` recorded. The layouts of one call hold the same codes; a call for another choice of layouts may round a few to the neighbouring code.
     pub y: TensorView,
     /// f32 `[rows]`: the mean of each row. Null: not written. RMSNorm has none.
     pub mu: Ptr,

@@ -46,6 +46,7 @@ def layernorm_fwd(
 
     x: float32, float16 or bfloat16 [..., hidden]. gamma, beta: [hidden] or None (1 and 0); zero_centered_gamma: the weight is 1 + gamma.
     dtype: of y; None: that of x. An FP8 y is cast from the float32 result as in cast_to_fp8 (scale, amax, rowwise, transpose).
+        Both layouts of one call hold the same codes; a call for one layout may round a few to the neighbouring code.
     residual: of x's type and shape; x + residual, rounded to that type, is then what is normalised, and the last result.
     out, mu, rsigma, sum_out: memory for the results; stats=False: mu and rsigma are not made.
     Returns (y, mu, rsigma), with a residual (y, mu, rsigma, x + residual); y is an Fp8Tensor where its type is FP8.
