@@ -150,7 +150,13 @@ impl<'a> Queue<'a> {
         let mut n = 0;
         if allowed {
             // SAFETY: an out-pointer, a loaded function and a configuration; all outlive the call.
-            driver.check("cuOccupancyMaxActiveClusters", unsafe { (driver.occupancy_clusters)(&mut n, f.0, &config) })?;
+            let code = unsafe { (driver.occupancy_clusters)(&mut n, f.0, &config) };
+            // Some devices have no clusters so large at all.
+            match l.cluster {
+                ..=8 => driver.check("cuOccupancyMaxActiveClusters", code)?,
+                _ if code != 0 => n = 0,
+                _ => (),
+            }
         }
         let n = n.max(0) as u32;
         known.insert(key, n);
