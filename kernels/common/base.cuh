@@ -185,6 +185,7 @@ DEVICE void after_previous_before_next() {
 DEVICE Vec16 ld16(const void *p) { Vec16 v; asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p)); return v; }
 // Cache policies of L2.
 DEVICE u64 evict_first() { u64 r; asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(r)); return r; }
+DEVICE u64 evict_last() { u64 r; asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(r)); return r; }
 DEVICE u64 evict_normal() { u64 r; asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(r)); return r; }
 // What the last makes on every architecture, and the first. As numbers they cost nothing; from sm_90 on the instruction is five, repeated at
 // each access.
