@@ -50,6 +50,7 @@ struct Args {
 
 #if CLUSTER
 DEVICE u32 umin(u32 a, u32 b) { return a < b ? a : b; }
+DEVICE u32 cluster_size() { u32 n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
 // Two numbers into block `rank`, at the same offset as here, whose barrier counts their bytes.
 DEVICE void put_pair(u32 at, u32 bar, u32 rank, float a, float b) {
   asm volatile(

@@ -53,6 +53,7 @@ DEVICE Found together(u32 at, u32 count, float inv_n) {
   return all;
 }
 
+DEVICE u32 cluster_size() { u32 n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
 // Into block `rank`, at the same offset as here, whose barrier counts the bytes.
 DEVICE void put_found(u32 at, u32 bar, u32 rank, const Found &f) {
   asm volatile(

@@ -44,6 +44,11 @@ struct alignas(16) Shared {
   u64 parts_here, stats_here;
 };
 
+DEVICE i64 imax(i64 a, i64 b) { return a > b ? a : b; }
+DEVICE u32 cluster_size() { u32 n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
 // A chunk of a row is the columns of one warp: how many, and the reciprocal.
 struct Chunk { float n, inv_n; };
 DEVICE Chunk chunk_of(const Args &a, u32 c) {
@@ -92,6 +97,13 @@ DEVICE Sums sums_of(u32 warp_x, u32 own, bool mine, Chunk chunk, bool hold) {
     if (lane >> 2 == (i & 7)) (i < 8 ? s.squares[0] : s.squares[1]) = squares;
   }
   return s;
+}
+
+// As send16.
+DEVICE void send8(u32 place, u32 bar, u32 rank, float a, float b) {
+  asm volatile("{ .reg .b32 there, b; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 b, %1, %2;"
+               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [b]; }"
+               :: "r"(place), "r"(bar), "r"(rank), "f"(a), "f"(b) : "memory");
 }
 
 // The statistics of the rows of four of the units that this block finishes, four lanes a row, from the parts of all chunks; sent to all blocks.
@@ -145,7 +157,7 @@ DEVICE void add_residual(const Args &a, i64 row, i64 col, u32 own, bool mine) {
         const u32 at = own + (i + k) * ROW_BYTES ^ ((i + k) & 7) << 4;
         const Vec16 v = add<X>(read16(at), more[k]);
         st16(sum, v);
-        write16(at, v);
+        asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
       }
   }
 }

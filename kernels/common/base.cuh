@@ -222,7 +222,6 @@ DEVICE void st16(void *p, Vec16 v, u64 policy) { asm volatile("st.global.L2::cac
 DEVICE void st8(void *p, Vec8 v, u64 policy) { asm volatile("st.global.L2::cache_hint.v2.u32 [%0], {%1,%2}, %3;" :: "l"(p), "r"(v.w[0]), "r"(v.w[1]), "l"(policy) : "memory"); }
 
 DEVICE i64 imin(i64 a, i64 b) { return a < b ? a : b; }
-DEVICE i64 imax(i64 a, i64 b) { return a > b ? a : b; }
 // The same number or address, hidden from the compiler, which would keep what derives from it in registers.
 DEVICE u32 anew(u32 v) {
   asm volatile("" : "+r"(v));

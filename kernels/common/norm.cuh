@@ -132,7 +132,6 @@ DEVICE float max_nan(float a, float v) { float r; asm("{ .reg .f32 m; abs.f32 m,
 DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 DEVICE Vec16 read16(u32 at) { Vec16 v; asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "r"(at) : "memory"); return v; }
 DEVICE void write16(u32 at, const float *f) { asm volatile("st.shared.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(at), "f"(f[0]), "f"(f[1]), "f"(f[2]), "f"(f[3]) : "memory"); }
-DEVICE void write16(u32 at, const Vec16 &v) { asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory"); }
 DEVICE void copy16(u32 to, const void *from) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory"); }
 DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most `stages` - 1 groups of this thread's copies are under way.

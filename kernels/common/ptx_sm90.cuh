@@ -51,12 +51,6 @@ DEVICE void send16(u32 place, u32 bar, u32 rank, const Vec16 &v) {
                "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [there], {%3, %4, %5, %6}, [b]; }"
                :: "r"(place), "r"(bar), "r"(rank), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
 }
-// The same with 8 bytes.
-DEVICE void send8(u32 place, u32 bar, u32 rank, float a, float b) {
-  asm volatile("{ .reg .b32 there, b; mapa.shared::cluster.u32 there, %0, %2; mapa.shared::cluster.u32 b, %1, %2;"
-               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [b]; }"
-               :: "r"(place), "r"(bar), "r"(rank), "f"(a), "f"(b) : "memory");
-}
 // As mbar_wait, for what other blocks of the cluster have sent.
 DEVICE void mbar_wait_cluster(u32 bar, u32 parity) {
   u32 done;
@@ -65,13 +59,9 @@ DEVICE void mbar_wait_cluster(u32 bar, u32 parity) {
   } while (!done);
 }
 DEVICE u32 cluster_rank() { u32 r; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
-DEVICE u32 cluster_size() { u32 n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
 // Orders no memory by itself (a release would wait for every store of the block): barriers are published by mbar_init_fence().
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 DEVICE void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
 }
 template <int N> DEVICE void registers_raise() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
 template <int N> DEVICE void registers_drop() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
