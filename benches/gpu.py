@@ -74,6 +74,17 @@ def section_ceil(run):
     for name in ("read", "write"):
         run.put(name, us=found[name][0] * 1e6, TBps=2.0 * n / found[name][0] / 1e12)
 
+    def small(rows, cols):
+        """A copy that ends as soon as a kernel of this size: by torch, and by the library's lightest kernel."""
+        nbytes = 4 * rows * cols
+        made = sets(nbytes, lambda: (normal(run, rows, cols), torch.empty(rows, cols, device=run.device, dtype=BF16)))
+        sides = {"relu": [(lambda x=x, y=y: ops.activation_fwd(x, "relu", out=y)) for x, y in made]}
+        sides["torch_copy"] = [(lambda x=x, y=y: torch.mul(x, 1.0, out=y)) for x, y in made]
+        memory_row(run, f"copy {rows}x{cols}", nbytes, sides)
+
+    for rows, cols in [(16384, 1024), (12608, 1280), (16384, 4096)]:
+        run.row(f"copy {rows}x{cols}", lambda r=rows, c=cols: small(r, c))
+
 
 # ------------------------------------------------------------------------------------------------------------------------- products
 

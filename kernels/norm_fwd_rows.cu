@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, 2) norm_fwd_rows(cons
       }
       s[r] = sum[0] + sum[1];
     }
-    mine = finish_16_bit(centre, all, sum_block(s, parts[RMS ? 0 : 1], warps), a.inv_n, a.eps);
+    mine = finish_16_bit(centre, all, sum_block(s, parts[RMS ? 0 : 1], warps), a);
   }
   if (warp == 0 && lane % LANES == 0 && row0 + lane / LANES <= last) put_stats(a, row0 + lane / LANES, mine);
 

@@ -133,7 +133,7 @@ DEVICE void finish_rows(const Args &a, Shared &shared, i64 tile_row, u32 first, 
       const float own = centre_of(p.x, chunk.inv_n), e = own - centre, rest = __fmaf_rn(-chunk.n, own, p.x);
       squares += __fmaf_rn(e, __fmaf_rn(chunk.n, e, 2.0f * rest), p.y);
     }
-    s = finish_16_bit(centre, sum, over_lanes(squares), a.inv_n, a.eps);
+    s = finish_16_bit(centre, sum, over_lanes(squares), a);
   }
   if (chunks == 0) return;
   if (q == 0 && tile_row + in_tile < a.rows) put_stats(a, tile_row + in_tile, s);

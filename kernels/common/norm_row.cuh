@@ -96,7 +96,7 @@ DEVICE Stats row_stats(const Args &a, Share own, const Vec16 (&raw)[SLOTS], floa
     }
   }
   squares[0] += squares[1];
-  if (X != DT_F32) return finish_16_bit(centre, all, group_sum(squares[0], half_place, part_a, a.warps, barrier), a.inv_n, a.eps);
+  if (X != DT_F32) return finish_16_bit(centre, all, group_sum(squares[0], half_place, part_a, a.warps, barrier), a);
   sum[0] += sum[1];
   group_sum2(sum[0], squares[0], half_place, part_a, part_b, a.warps, barrier);
   return finish(centre, sum[0], squares[0], a.inv_n, a.eps);

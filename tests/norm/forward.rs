@@ -377,6 +377,41 @@ fn variance_survives_a_large_mean() {
     }
 }
 
+/// Such a row lies on its mean, whatever the number of columns: nothing is left of it, and with `eps` 0 no value at all.
+#[test]
+fn rows_of_one_value_lie_on_their_mean() {
+    let ctx = context();
+    let mut rng = rng("rows_of_one_value_lie_on_their_mean");
+    let rows = 16;
+    for cols in [1000, 1024, 1288, 1304, 2816, 4104, 5000, 5120, 9000, 12_296] {
+        for (xt, yt) in [DType::F16, DType::Bf16].into_iter().flat_map(|xt| [(xt, xt), (xt, DType::E4m3), (xt, DType::E5m2)]) {
+            for (transposed, eps) in [(false, 0.0), (false, 1e-20), (true, 0.0), (true, 1e-20)] {
+                if transposed && !yt.is_fp8() {
+                    continue;
+                }
+                // Of few bits, so that the sum of the row is exact.
+                let one: Vec<f32> = (0..rows).map(|_| rng.random_range(-31..32) as f32 / 8.0).collect();
+                let values: Vec<f32> = (0..rows * cols).map(|i| one[i / cols]).collect();
+                let x = matrix(&ctx, xt, rows, cols, true, &values, &mut rng).0;
+                let (y, y_t) = (output(&ctx, yt, rows, cols, true, &mut rng), output(&ctx, yt, cols, rows, true, &mut rng));
+                let view = if transposed { y.view().with_transpose(y_t.ptr(), y_t.ld as i64) } else { y.view() };
+                let (gamma, beta, zero_centered_gamma) = (None, None, false);
+                let (mu, rsigma) = (Ptr::NULL, Ptr::NULL);
+                let args =
+                    NormFwdArgs { x: x.view(), residual: None, sum: None, gamma, beta, zero_centered_gamma, eps, y: view, mu, rsigma };
+                // SAFETY: all tensors are live.
+                unsafe { layernorm_fwd(&ctx, &args, Stream::NULL) }.unwrap();
+                sync(&ctx);
+                let good = |v: &f32| if eps == 0.0 { v.is_nan() } else { *v == 0.0 };
+                let what = format!("{} -> {} [{rows}, {cols}] transposed {transposed} eps {eps}", xt.name(), yt.name());
+                let i = y.read().iter().position(|v| !good(v));
+                assert!(i.is_none(), "{what}: element {i:?} is {} where all are {}", y.read()[i.unwrap()], one[i.unwrap() / cols]);
+                assert!(!transposed || y_t.read().iter().all(good), "{what}: the transposed layout");
+            }
+        }
+    }
+}
+
 #[test]
 fn bad_rows_stay_bad_alone() {
     let ctx = context();

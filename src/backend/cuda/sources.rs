@@ -10,7 +10,8 @@ macro_rules! sources {
         }
 
         impl SourceFile {
-            pub(crate) fn name(self) -> &'static str {
+            /// Name of the file.
+            pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
             #[cfg(test)]
