@@ -286,6 +286,11 @@ typedef struct nvte_api_t nvte_api_t;
 // stays and the amax is recorded all the same.)
 #define NVTE_LAYER_WEIGHT_SCALE_KEEP 128
 
+// Forward makes both layouts of a weight that the gradient of its product's input will need, in one pass over it, and leaves the transposed
+// one in saved: a byte more for each of its elements, and backward does not read the weight, which may then be NULL, and casts nothing of
+// it. Without the flag backward casts it again. Of no meaning with a weight cache, which holds both layouts.
+#define NVTE_LAYER_SAVE_WEIGHT 256
+
 // A row of packed QKV holds all query heads, then all key heads, then all value heads.
 #define NVTE_QKV_CONCATENATED 0
 

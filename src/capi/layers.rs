@@ -47,6 +47,10 @@ pub const NVTE_LAYER_WEIGHT_SCALE_DUE: u32 = 64;
 /// cast, as its copies in a cache are filled: set valid to 0 when weights are replaced. (Where skip_refresh keeps the cast away, the scale
 /// stays and the amax is recorded all the same.)
 pub const NVTE_LAYER_WEIGHT_SCALE_KEEP: u32 = 128;
+/// Forward makes both layouts of a weight that the gradient of its product's input will need, in one pass over it, and leaves the transposed
+/// one in `saved`: a byte more for each of its elements, and backward does not read the weight, which may then be NULL, and casts nothing of
+/// it. Without the flag backward casts it again. Of no meaning with a weight cache, which holds both layouts.
+pub const NVTE_LAYER_SAVE_WEIGHT: u32 = 256;
 
 /// Opaque: the description of a layer.
 #[allow(non_camel_case_types)]
@@ -62,7 +66,7 @@ pub type nvte_layer_t = *mut nvte_layer;
 static LAYERS: Table<Layer> = Table::new("layer", 2);
 
 fn flags(v: u32) -> Result<LayerFlags> {
-    if v > 255 {
+    if v > 511 {
         return Err(Error::argument(Status::InvalidEnum, "flags", v, "must be a sum of NVTE_LAYER_* values"));
     }
     let has = |bit: u32| v & bit != 0;
@@ -74,6 +78,7 @@ fn flags(v: u32) -> Result<LayerFlags> {
         calibrate: has(NVTE_LAYER_CALIBRATE),
         weight_scale_due: has(NVTE_LAYER_WEIGHT_SCALE_DUE),
         weight_scale_keep: has(NVTE_LAYER_WEIGHT_SCALE_KEEP),
+        save_weight: has(NVTE_LAYER_SAVE_WEIGHT),
     })
 }
 

@@ -59,15 +59,6 @@ struct WeightForBackward {
 }
 
 impl Layer {
-    /// Whether the gradient of product `i`'s input is wanted.
-    fn wants_dgrad(i: usize, flags: &LayerFlags) -> bool {
-        if i == 0 {
-            flags.dgrad()
-        } else {
-            flags.chain()
-        }
-    }
-
     pub(super) fn backward_plan(&self, arena: &mut Arena, flags: &LayerFlags, cached: bool) -> BackwardPlan {
         let (fp8, size) = (self.fp8(flags), self.config.dtype.size() as u64);
         let none = Copies { scale: Ptr::NULL, scale_inv: Ptr::NULL, row: Ptr::NULL, transposed: Ptr::NULL };
@@ -95,9 +86,9 @@ impl Layer {
                 if i + 1 < self.count && !flags.chain() {
                     continue;
                 }
-                if Self::wants_dgrad(i, flags) {
+                if flags.dgrad_of(i) {
                     plan.row[i] = arena.per_token(pad(p.n) as u64);
-                    if !cached {
+                    if !(cached || flags.save_weight) {
                         plan.copies[i] = self.copies(arena, i, false, true);
                     }
                 }
@@ -134,7 +125,7 @@ impl Layer {
 
     /// Checks, then enqueues the whole backward pass. Reads `saved` and never writes it: calling it twice is legal.
     ///
-    /// `cache`: the one that forward was given. `None`: W^T is cast again, with the scale that forward used.
+    /// `cache`: the one that forward was given. `None`: W^T is found in `saved`, or cast again with the scale that forward used.
     ///
     /// # Safety
     /// Pointers are live, with the extents that the arguments describe, until the stream has passed.
@@ -188,7 +179,7 @@ impl Layer {
         }
         for (i, p) in self.products().iter().enumerate() {
             let [weight, _, dw, db] = self.names(i);
-            if Self::wants_dgrad(i, flags) {
+            if flags.dgrad_of(i) && !(fp8 && flags.save_weight && cache.is_none()) {
                 inputs[5 + i] = self.matrix(weight, config.param_dtype, a.weights[i], p.n, p.k)?.1;
             }
             if wanted(dw, a.dw[i].data, flags.dw[i])? {
@@ -219,7 +210,7 @@ impl Layer {
                     break;
                 }
                 let p = self.products[i];
-                let (dgrad, wgrad) = (Self::wants_dgrad(i, flags), !a.dw[i].data.is_null());
+                let (dgrad, wgrad) = (flags.dgrad_of(i), !a.dw[i].data.is_null());
                 let weight = match fp8 && dgrad {
                     true => Some(self.weight_for_backward(a, i, &saved, &plan, cached, cache.as_deref())?),
                     false => None,
@@ -456,6 +447,9 @@ impl Layer {
     ) -> Result<WeightForBackward> {
         let job = |to: &Copies, how: &WeightCast| self.weight_job(&a.call, i, a.weights[i], to, how);
         let (Some(copies), Some(cache)) = (cached, cache) else {
+            if let Some(copies) = saved.weight[i] {
+                return Ok(WeightForBackward { copies, job: None });
+            }
             let copies = Copies { scale: saved.weight_scale[i], ..plan.copies[i] };
             return Ok(WeightForBackward { copies, job: Some(job(&copies, &WeightCast::Again)?) });
         };

@@ -26,6 +26,8 @@ pub(super) struct Saved {
     pub(super) scale_inv: [Ptr; 2],
     /// The scale that each weight was cast with, where there is no cache.
     pub(super) weight_scale: [Ptr; 2],
+    /// What dgrad reads of each weight, where the flags ask for that and there is no cache.
+    pub(super) weight: [Option<Copies>; 2],
     pub(super) mu: Ptr,
     pub(super) rsigma: Ptr,
     /// Input of each product: FP8 `[k, pad(tokens)]`; without FP8 `[tokens, k]`, for a Linear the caller's x.
@@ -59,6 +61,9 @@ impl Layer {
             let head = arena.fixed(16);
             s.scale_inv = [head, head.offset(4)];
             s.weight_scale = [head.offset(8), head.offset(12)];
+            for i in (0..self.count).filter(|i| flags.save_weight && flags.dgrad_of(*i)) {
+                s.weight[i] = Some(self.copies(arena, i, false, true));
+            }
         }
         if let Some(n) = norm.filter(|_| flags.dgrad()) {
             s.rsigma = arena.per_token(4);
@@ -399,7 +404,9 @@ impl Layer {
         let how = WeightCast::Fresh { workspace: plan.amax };
         let (Some(copies), Some(cache)) = (cached, cache) else {
             let mut copies = plan.copies[i];
-            if flags.backward() {
+            if let Some(kept) = saved.weight[i] {
+                copies = Copies { row: copies.row, ..kept };
+            } else if flags.backward() {
                 copies.scale = saved.weight_scale[i];
             }
             return Ok((copies, Some(self.weight_job(&a.call, i, a.weights[i], &copies, &how)?)));
@@ -408,7 +415,7 @@ impl Layer {
         if cache.valid & row != 0 {
             return Ok((copies, None));
         }
-        let both = if i == 0 { flags.dgrad() } else { flags.chain() };
+        let both = flags.dgrad_of(i);
         let to = Copies { transposed: if both { copies.transposed } else { Ptr::NULL }, ..copies };
         let job = self.weight_job(&a.call, i, a.weights[i], &to, &how)?;
         cache.valid = cache.valid & !transposed | row | if both { transposed } else { 0 };

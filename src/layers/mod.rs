@@ -103,6 +103,9 @@ pub struct LayerFlags {
     pub weight_scale_due: bool,
     /// And keep it: write it to the weight's slot and record the amax.
     pub weight_scale_keep: bool,
+    /// Forward makes both layouts of a weight that dgrad will read, in one pass over it, and leaves the transposed one in `saved`: a byte more
+    /// for each of its elements, and backward need not read the weight and cast it again. Of no meaning with a weight cache, which holds both.
+    pub save_weight: bool,
 }
 
 impl LayerFlags {
@@ -113,7 +116,8 @@ impl LayerFlags {
 
     /// A number for each of those that sizes depend on.
     fn index(&self) -> usize {
-        [self.dx, self.dw[0], self.dw[1], self.dnorm, self.calibrate].iter().fold(0, |n, b| 2 * n + usize::from(*b))
+        let all = [self.dx, self.dw[0], self.dw[1], self.dnorm, self.calibrate, self.save_weight];
+        all.iter().fold(0, |n, b| 2 * n + usize::from(*b))
     }
 
     /// Whether there will be a backward pass that reads what forward saves.
@@ -129,6 +133,15 @@ impl LayerFlags {
     /// Whether the gradient passes the first product.
     fn dgrad(&self) -> bool {
         self.dx || self.dnorm
+    }
+
+    /// Whether the gradient of product `i`'s input is wanted.
+    fn dgrad_of(&self, i: usize) -> bool {
+        if i == 0 {
+            self.dgrad()
+        } else {
+            self.chain()
+        }
     }
 }
 
@@ -178,7 +191,7 @@ pub struct Layer {
     products: [Product; 2],
     count: usize,
     /// Sizes that were asked for, by `LayerFlags::index`: every call checks the memory it is given.
-    sizes: Arc<[OnceLock<LayerSizes>; 32]>,
+    sizes: Arc<[OnceLock<LayerSizes>; 64]>,
 }
 
 /// A row-major matrix of the caller's whose rows count tokens or features as the argument says.
@@ -245,7 +258,7 @@ pub struct BackwardArgs {
     pub x: Rows,
     /// As in forward.
     pub gamma: Ptr,
-    /// As in forward.
+    /// As in forward. Not read where forward saved what of them is needed ([`LayerFlags::save_weight`] without a cache).
     pub weights: [Rows; 2],
     /// A gradient that reached the norm's output by itself; null: none.
     pub dnorm_out: Rows,
@@ -306,7 +319,7 @@ impl Layer {
         if let Some(norm) = c.norm() {
             norm::check_eps(norm.eps)?;
         }
-        Ok(Self { ctx: ctx.clone(), config: *c, products, count, sizes: Arc::default() })
+        Ok(Self { ctx: ctx.clone(), config: *c, products, count, sizes: Arc::new([const { OnceLock::new() }; 64]) })
     }
 
     /// Its description.

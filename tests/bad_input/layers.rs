@@ -158,7 +158,7 @@ fn pass(name: &'static str, kind: Kind, forward: bool, call: fn(&Call) -> nvte_s
         ("tokens", -1.0, NVTE_ERROR_INVALID_SHAPE, "tokens"),
         ("tokens", 2f64.powi(41), NVTE_ERROR_SIZE_OVERFLOW, "tokens"),
         ("tokens", 2f64.powi(39), NVTE_ERROR_WORKSPACE_TOO_SMALL, "saved_bytes"),
-        ("flags", 256.0, NVTE_ERROR_INVALID_ENUM, "flags"),
+        ("flags", 512.0, NVTE_ERROR_INVALID_ENUM, "flags"),
         ("flags", f64::from(FLAGS | NVTE_LAYER_CALIBRATE), NVTE_ERROR_INVALID_DTYPE, "param_dtype"),
         ("saved_bytes", saved as f64 - 1.0, NVTE_ERROR_WORKSPACE_TOO_SMALL, "saved_bytes"),
         ("cache", 1.0, NVTE_ERROR_INVALID_STRUCT_SIZE, "weight_cache.struct_size"),
@@ -406,7 +406,7 @@ pub fn the_rest() {
         let mut s: nvte_layer_sizes_t = std::mem::zeroed();
         refused(nvte_layer_sizes(layer, 0, &mut s), NVTE_ERROR_INVALID_STRUCT_SIZE, "sizes.struct_size");
         s.struct_size = size_of::<nvte_layer_sizes_t>() as u32;
-        refused(nvte_layer_sizes(layer, 256, &mut s), NVTE_ERROR_INVALID_ENUM, "flags");
+        refused(nvte_layer_sizes(layer, 512, &mut s), NVTE_ERROR_INVALID_ENUM, "flags");
         refused(nvte_layer_sizes(layer, 0, ptr::null_mut()), NVTE_ERROR_NULL_POINTER, "sizes");
         refused(nvte_layer_sizes(ptr::null_mut(), 0, &mut s), NVTE_ERROR_INVALID_HANDLE, "layer");
         assert_eq!(s.slots, 0, "written on an error");

@@ -112,6 +112,36 @@ fn sizes_suffice_for_any_number_of_tokens() {
     }
 }
 
+/// Only memory moves: from backward's workspace to what is saved.
+#[test]
+fn saved_weights_change_no_bits() {
+    let (ctx, mut rng) = (context(), rng("saved_weights_change_no_bits"));
+    for scaling in SCALINGS {
+        for case in (0..3).flat_map(|_| cases(scaling, &mut rng)).collect::<Vec<_>>() {
+            let rig = Rig::new(&ctx, case, &mut rng);
+            let due = LayerFlags { weight_scale_due: true, weight_scale_keep: true, ..LayerFlags::training() };
+            for flags in [LayerFlags::training(), due, LayerFlags { dx: false, dnorm: false, ..due }] {
+                let saving = LayerFlags { save_weight: true, ..flags };
+                let (plain, got) = (rig.run(&How::with(flags)), rig.run(&How::with(saving)));
+                assert_same(&format!("{case:?} {flags:?}"), &plain, &got);
+                let (without, with) = (rig.layer.sizes(&flags), rig.layer.sizes(&saving));
+                assert_eq!(without.saved.per_token, with.saved.per_token);
+                let read = |i: usize| scaling != Scaling::None && (flags.dx || i == 1);
+                let codes = |i: usize, (n, k): (usize, usize)| if read(i) { (k * n.next_multiple_of(16)) as u64 } else { 0 };
+                let all: u64 = case.weights().into_iter().enumerate().map(|(i, w)| codes(i, w)).sum();
+                let more = with.saved.fixed - without.saved.fixed;
+                assert!((all..=all + 2048).contains(&more), "{case:?} {flags:?}: {more} bytes more for {all}");
+                assert!(without.backward_workspace.fixed - with.backward_workspace.fixed >= all);
+                // A cache holds all that is needed.
+                if scaling != Scaling::None {
+                    let (_memory, mut c) = cache(&ctx, &rig);
+                    assert_same("with a cache", &plain, &rig.run_with(&How::with(saving), Some(&mut c)).unwrap());
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_cache_changes_no_bits() {
     let (ctx, mut rng) = (context(), rng("a_cache_changes_no_bits"));

@@ -46,6 +46,7 @@ fn draw(kind: u8, (tokens, k, n): (usize, usize, usize), dtype: DType, scaling: 
 fn draw_how(rng: &mut StdRng, kind: u8) -> How {
     let mut how = How::training();
     how.flags.accumulate_dw = rng.random_bool(0.5);
+    how.flags.save_weight = rng.random_bool(0.5);
     how.record = rng.random_bool(0.9);
     if kind > 0 {
         (how.norm_out, how.dnorm_out) = (rng.random_bool(0.5), rng.random_bool(0.5));

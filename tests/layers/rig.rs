@@ -300,12 +300,13 @@ impl Rig {
         let db: Vec<Option<Tensor>> =
             shapes.iter().enumerate().map(|(i, (n, _))| vector(case.bias && (chain || i + 1 == shapes.len()), *n)).collect();
         (call.workspace, call.workspace_bytes) = (backward.ptr(), backward.bytes() as u64);
+        let saved_weights = flags.save_weight && cache.is_none() && case.scaling != Scaling::None && !flags.calibrate;
         let g = BackwardArgs {
             call,
             dy: rows(&self.dy.t),
             x: rows(&self.x.t),
             gamma: held(&self.gamma),
-            weights,
+            weights: if saved_weights { [Rows::default(); 2] } else { weights },
             dnorm_out: if how.dnorm_out { rows(&self.dnorm_out.t) } else { Rows::default() },
             dx: dx.as_ref().map_or(Rows::default(), rows),
             dgamma: pointer(&dgamma),

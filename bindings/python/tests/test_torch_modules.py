@@ -387,3 +387,54 @@ def test_tensors_without_data_are_refused():
             layer(torch.randn(4, 8, device=DEVICE))
     with pytest.raises(RuntimeError, match="meta"):
         te.Linear(8, 8, device=DEVICE)(torch.randn(4, 8, device="meta"))
+
+
+def _saved_bytes(call, x):
+    """(output, bytes that the library saved for backward) of a call."""
+    sizes = [0]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel() * (t.dtype == torch.uint8)), t)[1], lambda t: t):
+        with te.autocast(recipe=DelayedScaling()):
+            y = call(x)
+    return y, max(sizes)
+
+
+def _steps(layer, x, choice, first=None, compiled=False):
+    """What two steps leave, outputs and gradients, and the bytes that the last of them saved."""
+    layer = copy.deepcopy(layer)
+    layer.keep_fp8_weight_transpose_cache = choice
+    module = torch.compile(layer, backend="aot_eager") if compiled else layer
+    found, saved = [], 0
+    for _ in range(2):
+        x = x.detach().requires_grad_()
+        y, saved = _saved_bytes(module if first is None else lambda x: module(x, is_first_microbatch=first), x)
+        y.float().square().mean().backward()
+        found += [y, x.grad] + [p.grad for p in layer.parameters()]
+    return found, saved
+
+
+@pytest.mark.parametrize("kind", ["linear", "norm_linear", "mlp"])
+def test_weights_saved_for_backward_change_no_bits(kind, seed, monkeypatch):
+    made = {
+        "linear": lambda: te.Linear(1024, 1040, device=DEVICE),
+        "norm_linear": lambda: te.LayerNormLinear(1024, 1040, device=DEVICE),
+        "mlp": lambda: te.LayerNormMLP(1024, 1040, device=DEVICE),
+    }
+    layer, x = made[kind](), torch.randn(7, 1024, device=DEVICE)
+    codes = 1024 * 1040 * (2 if kind == "mlp" else 1)
+    want, least = _steps(layer, x, False)
+    # By itself a layer keeps them, unless there are several processes, or something else is in the parameter's place.
+    for choice, compiled in [(True, False), (None, False), (True, True), (None, True)]:
+        got, most = _steps(layer, x, choice, compiled=compiled)
+        assert all(torch.equal(a, b) for a, b in zip(want, got)), (choice, compiled)
+        assert codes <= most - least <= codes + 4096, (choice, compiled)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert _steps(layer, x, None)[1] == least and _steps(layer, x, True)[1] > least + codes
+    monkeypatch.undo()
+    # Copies that live on hold them already.
+    got, bytes_of_caching = _steps(layer, x, True, first=True)
+    assert all(torch.equal(a, b) for a, b in zip(want, got)) and bytes_of_caching == least
+    for name in layer._shapes():
+        if "weight" in name and "norm" not in name:
+            layer._parameters[name] = getattr(layer, name).view_as(getattr(layer, name))
+    assert _saved_bytes(layer, x.requires_grad_())[1] == least

@@ -86,7 +86,8 @@ pub(super) unsafe fn linear_small(
     if !(small && codes && transposed && p.d_dtype == dtype && read_by_16(&x.input)) {
         return Ok(false);
     }
-    let inside = |w: &&CastJob| !keep && w.current.is_none() && w.skip.is_null() && w.input.dtype == dtype && read_by_16(&w.input);
+    let plain = |w: &CastJob| w.current.is_none() && w.skip.is_null() && w.output.data_t.is_null();
+    let inside = |w: &&CastJob| !keep && plain(w) && w.input.dtype == dtype && read_by_16(&w.input);
     let together = w.filter(inside);
     let queue = Queue::new(backend, stream)?;
     let spec = LinearSmall { dtype, codes: together.is_none() };

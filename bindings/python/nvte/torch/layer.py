@@ -10,7 +10,7 @@ from torch.nn import init
 from torch.nn.utils.parametrize import is_parametrized
 
 from . import checkpointing, region, state, traced
-from .plans import CALIBRATE, NEEDS_DX, SCALE_DUE, SCALE_KEEP, WeightCache, plan_for
+from .plans import CALIBRATE, NEEDS_DX, SAVE_WEIGHT, SCALE_DUE, SCALE_KEEP, WeightCache, plan_for, saves_weight
 
 _debug = os.environ.get("NVTE_DEBUG", "0") not in ("", "0")
 _local, _graph_task, _is_grad_enabled = region.local, torch._C._current_graph_task_id, torch.is_grad_enabled
@@ -96,6 +96,8 @@ class Layer(Module):
         d = self.__dict__
         d["name"] = name
         d["fuse_wgrad_accumulation"] = bool(fuse_wgrad_accumulation)
+        # Whether the transposed FP8 weight is kept from forward to backward; None: see `plans.saves_weight`.
+        d["keep_fp8_weight_transpose_cache"] = None
         # Weights were replaced: their next cast takes its scale from their own amax.
         d["_due"] = True
         # The mode of the last training region: what a recomputation runs in.
@@ -346,6 +348,8 @@ class Layer(Module):
         kept = None
         if mode is not None:
             record = grad and d["training"] or mode.calibrating
+            if flags and plan.large and first is None and d["_skip"] is None and saves_weight(self, weight):
+                flags |= SAVE_WEIGHT
             flags, live, scale, cache_at, skip_at, kept = self._prepare(mode, plan, token, flags, record, first, engine, grad)
         fused = None
         if d["fuse_wgrad_accumulation"]:

@@ -14,11 +14,15 @@ NUMBERS = {torch.float32: _abi.NVTE_F32, torch.float16: _abi.NVTE_F16, torch.bfl
 NEEDS_DX, NEEDS_DW, NEEDS_DW2 = _abi.NVTE_LAYER_NEEDS_DX, _abi.NVTE_LAYER_NEEDS_DW, _abi.NVTE_LAYER_NEEDS_DW2
 NEEDS_DNORM, ACCUMULATE_DW, CALIBRATE = _abi.NVTE_LAYER_NEEDS_DNORM, _abi.NVTE_LAYER_ACCUMULATE_DW, _abi.NVTE_LAYER_CALIBRATE
 SCALE_DUE, SCALE_KEEP = _abi.NVTE_LAYER_WEIGHT_SCALE_DUE, _abi.NVTE_LAYER_WEIGHT_SCALE_KEEP
+SAVE_WEIGHT = _abi.NVTE_LAYER_SAVE_WEIGHT
 LINEAR, NORM_LINEAR, NORM_MLP = "linear", "layernorm_linear", "layernorm_mlp"
 _FORMATS = {"HYBRID": _abi.NVTE_FORMAT_HYBRID, "E4M3": _abi.NVTE_FORMAT_E4M3}
+#: Elements of a weight from which on its transposed codes may be kept from forward to backward.
+LARGE = 1 << 20
 #: Scratch memory beyond this is not kept between calls.
 KEPT = 64 << 20
 
+_distributed = torch.distributed.is_available()
 _lock = threading.Lock()
 _plans = {}
 
@@ -28,7 +32,7 @@ class Plan:
 
     __slots__ = (
         "handle", "index", "where", "dtype", "param_dtype", "number", "fp8", "kind", "k", "n", "mode", "stream", "sizes", "slots",
-        "cache_bytes", "full", "forward", "backward", "room",
+        "cache_bytes", "full", "forward", "backward", "room", "large",
     )  # fmt: skip
 
     def __init__(self, kind, index, dtype, param_dtype, mode, dims, norm, activation):
@@ -64,6 +68,8 @@ class Plan:
         self.slots, self.cache_bytes = sizes.slots, sizes.weight_cache
         # Bits of a weight cache whose row-wise copies are all filled.
         self.full = 5 if kind == NORM_MLP else 1
+        # Weights whose second cast is felt.
+        self.large = self.fp8 and is_large(dims)
 
     def ask(self, flags):
         """nvte_layer_sizes."""
@@ -85,6 +91,24 @@ class Plan:
             s.backward_workspace_per_token, s.backward_workspace_fixed,
         )  # fmt: skip
         return made
+
+
+def is_large(dims):
+    """Whether a weight of a layer of these sizes is LARGE."""
+    return dims[0] * max(dims[1], dims[2]) >= LARGE
+
+
+def saves_weight(layer, weight):
+    """Whether forward keeps the transposed FP8 weight for backward, a byte for each element, rather than have backward cast the weight again.
+
+    `keep_fp8_weight_transpose_cache` says so. Where it says nothing: yes, but not where there are several processes, which may have sharded
+    their weights to save just this memory, nor for what something else than the layer has put in a parameter's place."""
+    wanted = layer.__dict__.get("keep_fp8_weight_transpose_cache")
+    if wanted is not None:
+        return wanted
+    if _distributed and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        return False
+    return isinstance(weight, torch.nn.Parameter)
 
 
 def _no_stream(_):

@@ -10,7 +10,7 @@ import torch
 
 from .._version import __version__
 from . import functions, norms, region
-from .plans import CALIBRATE, NEEDS_DNORM, NEEDS_DX, plan_for
+from .plans import CALIBRATE, NEEDS_DNORM, NEEDS_DX, SAVE_WEIGHT, is_large, plan_for, saves_weight
 from .state import by_address
 
 _library = torch.library.Library("nvte", "DEF")
@@ -304,14 +304,18 @@ def call(layer, x, parameters, needs, first, norm_out=False):
     if torch.is_autocast_enabled(kind):
         x = x.to(torch.get_autocast_dtype(kind))
     mode = region.local.text
+    weight = parameters[_PARTS[layer._kind][1][0]]
     if not mode.startswith("fp8"):
         parameters = [p if p is None else p.to(x.dtype) for p in parameters]
     else:
-        dtype = parameters[_PARTS[layer._kind][1][0]].dtype
+        dtype = weight.dtype
         parameters = [p if p is None else p.to(dtype) for p in parameters]
     flags = 0
     if torch.is_grad_enabled():
         flags = needs | (NEEDS_DX if x.requires_grad else 0)
+        wanted = flags and first is None and layer._skip is None and mode.startswith("fp8")
+        if wanted and is_large(layer._dims()[0]) and saves_weight(layer, weight):
+            flags |= SAVE_WEIGHT
     record = torch.is_grad_enabled() and layer.training or "calibrating" in mode
     chosen = -1 if first is None else int(first)
     y, normed, _ = torch.ops.nvte.layer(x, parameters, layer._scale_view, layer._text, mode, flags, record, chosen, norm_out)
