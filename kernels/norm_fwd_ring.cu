@@ -63,8 +63,21 @@ DEVICE void put_found(u32 at, u32 bar, u32 rank, const Found &f) {
       : "memory");
 }
 
-// Dynamic shared memory, 16-byte words: kept * SLOTS a thread, and behind them, of one group, 2 (RMSNorm: 1) * SLOTS * N / 4 a thread.
+// Asks L2 for the block's share of its first rows, and of the parameters (see base.cuh).
+DEVICE void ask_ahead(const Args &a) {
+  const u32 C = cluster_size(), groups = blockDim.x / (a.warps * 32), vectors = (u32)a.hidden / N, per_block = (vectors + C - 1) / C;
+  const u32 first = cluster_rank() * per_block, count = imin(first + per_block, vectors) - (i32)first, t = threadIdx.x;
+  const i64 row = (i64)(blockIdx.x / C) * groups + t;
+  if (first >= vectors) return;
+  if (t < groups && row < a.rows) ask_l2(a.x + row * a.ldx + (i64)first * N, count * 16);
+  const void *p = t == 32 ? a.gamma : RMS || t != 64 ? nullptr : a.beta;
+  const u32 vector = N * element_size(t == 32 ? a.gamma_dt : a.beta_dt);
+  if (p) ask_l2((const u8 *)p + (i64)first * vector, count * vector);
+}
+
+// Dynamic shared memory, 16-byte words: kept * SLOTS a thread, and behind them, of one group, 2 (RMSNorm: 1) * SLOTS * N / 4 a thread. X has 16 bits.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) norm_fwd_ring(const Args a) {
+  ask_ahead(a);
   after_previous();
   extern __shared__ __align__(128) Vec16 ring[];
   const u32 lane = threadIdx.x & 31, T = a.warps * 32, group = threadIdx.x / T, groups = blockDim.x / T, t = threadIdx.x - group * T, warp = t >> 5;
@@ -95,8 +108,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) norm_fwd_ring(const 
   };
   for (int s = 0; s < a.kept; ++s) fetch(s, (i64)unit * groups + group + s * step);
   // Parameters: vector q of slot i of a group's thread t at ((kind * SLOTS + i) * N / 4 + q) * T * 16.
-  const u32 weights = shared_address(ring) + a.kept * SLOTS * pitch + t * 16;
+  const auto parameters = [&] { return shared_address(ring) + a.kept * SLOTS * (blockDim.x * 16) + t * 16; };
   if (group == 0) {
+    const u32 weights = parameters();
 #pragma unroll 1
     for (int kind = 0; kind < (RMS ? 1 : 2); ++kind) {
       const void *p = kind ? a.beta : a.gamma;
@@ -120,13 +134,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) norm_fwd_ring(const 
       }
     }
   }
+  const u32 place = (rank * a.warps + warp) * 16;  // of what the warp finds
   const float scale = read_scale(a);
   const bool fp8 = is_fp8(a.y_dt);
   float amax = 0.0f;
   __syncthreads();
-  u32 stage = 0, turn = 0, parity = 0;
+  u32 stage = 0, turns = 0;
 #pragma unroll 1
-  for (i64 row = (i64)unit * groups + group; row < a.rows; row += step, turn ^= 1) {
+  for (i64 row = (i64)unit * groups + group; row < a.rows; row += step, ++turns) {
+    const u32 turn = turns & 1;
     wait(a.kept);
     float v[SLOTS][N];
 #pragma unroll
@@ -139,41 +155,38 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) norm_fwd_ring(const 
     fetch(stage, row + a.kept * step);
     stage = stage + 1 == (u32)a.kept ? 0 : stage + 1;
     Found f = {n, 0.0f, 0.0f, 0.0f};
-    float sum[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+    float squares[2] = {0.0f, 0.0f};
     if (!RMS) {
+      float sum[2] = {0.0f, 0.0f};
 #pragma unroll
       for (int i = 0; i < SLOTS; ++i)
 #pragma unroll
         for (int k = 0; k < N; ++k) sum[k & 1] += v[i][k];
-      f.pivot = n > 0.0f ? centre_of(warp_sum(sum[0] + sum[1]), __fdividef(1.0f, n)) : 0.0f;
-      sum[0] = sum[1] = 0.0f;
+      // Of as few columns, f32 has bits to spare for the sum: what the pivot lacks follows from it.
+      const float all = warp_sum(sum[0] + sum[1]);
+      f.pivot = n > 0.0f ? centre_of(all, __fdividef(1.0f, n)) : 0.0f;
+      f.rest = __fmaf_rn(-n, f.pivot, all);
     }
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i) {
       const float c = at + i * 32 < end ? f.pivot : 0.0f;
 #pragma unroll
       for (int k = 0; k < N; ++k) {
-        if (!RMS) {
-          v[i][k] -= c;
-          sum[k & 1] += v[i][k];
-        }
+        if (!RMS) v[i][k] -= c;
         squares[k & 1] += v[i][k] * v[i][k];
       }
     }
-    f.squares = squares[0] + squares[1];
-    f.rest = sum[0] + sum[1];
-    if (RMS) f.squares = warp_sum(f.squares);
-    else group_sum2(f.rest, f.squares, nullptr, nullptr, nullptr, 1, [] {});
-    const u32 bar = shared_address(&arrived[turn][group]), theirs = shared_address(&shares[turn][group * a.warps * MAX_CLUSTER]);
-    if (lane < C) put_found(theirs + (rank * a.warps + warp) * 16, bar, lane, f);
+    f.squares = warp_sum(squares[0] + squares[1]);
+    const u32 l = t & 31, bar = shared_address(&arrived[turn][group]), theirs = shared_address(&shares[turn][group * a.warps * MAX_CLUSTER]);
+    if (l < C) put_found(theirs + place, bar, l, f);
     if (t == 0) mbar_arrive_expect(bar, C * a.warps * sizeof(Found));
-    mbar_wait(bar, parity);
-    parity ^= turn;
+    mbar_wait(bar, turns >> 1 & 1);
     const Found all = together(theirs, C * a.warps, a.inv_n);
     const Stats s = finish(all.pivot, all.rest, all.squares, a.inv_n, a.eps);
-    if (t == 0 && rank == 0) put_stats(a, row, s);
+    if (place == 0 && l == 0) put_stats(a, row, s);
     const float shift = RMS ? 0.0f : ((f.pivot - s.centre) - s.rest) * s.rsigma;
     u8 *y = a.y + (row * a.ldy + (i64)at * N) * element_size(a.y_dt);
+    const u32 weights = parameters();
 #pragma unroll
     for (int i = 0; i < SLOTS; ++i)
       if (at + i * 32 < end) {

@@ -45,6 +45,9 @@ struct alignas(16) Shared {
 };
 
 DEVICE i64 imax(i64 a, i64 b) { return a > b ? a : b; }
+// Read each time: no register keeps them.
+DEVICE u32 cluster_id() { u32 n; asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(n)); return n; }
+DEVICE u32 rank_anew() { u32 n; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(n)); return n; }
 DEVICE u32 cluster_size() { u32 n; asm("mov.u32 %0, %%cluster_nctaid.x;" : "=r"(n)); return n; }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
@@ -106,38 +109,43 @@ DEVICE void send8(u32 place, u32 bar, u32 rank, float a, float b) {
                :: "r"(place), "r"(bar), "r"(rank), "f"(a), "f"(b) : "memory");
 }
 
-// The statistics of the rows of four of the units that this block finishes, four lanes a row, from the parts of all chunks; sent to all blocks.
-DEVICE void finish_rows(const Args &a, Shared &shared, i64 tile_row, u32 first, u32 units, u32 C, u32 rank) {
-  const u32 u = first + (threadIdx.x >> 3 & 3), half = threadIdx.x >> 2 & 1, q = threadIdx.x & 3, chunks = u < units ? C * GROUPS : 0;
+// The statistics of the rows of the units that this block finishes from `first` on, `lanes` (4, 8 or 16) lanes a row, from the parts of all
+// chunks; sent to all blocks, which wait for it. `last`: the chunk behind those that are whole.
+DEVICE void finish_rows(const Args &a, Shared &shared, i64 tile_row, u32 first, u32 units, u32 lanes, u32 C, u32 rank, Chunk last) {
+  const u32 lane = threadIdx.x & 31, u = first + lane / (2 * lanes), half = lane / lanes & 1, q = lane & (lanes - 1), chunks = u < units ? C * GROUPS : 0;
   const u32 in_tile = unit_row(u * C + rank, half);
-  const auto over_lanes = [](float v) {
+  const auto over_lanes = [&](float v) {
     v += __shfl_xor_sync(0xFFFFFFFFu, v, 1);
-    return v + __shfl_xor_sync(0xFFFFFFFFu, v, 2);
+    v += __shfl_xor_sync(0xFFFFFFFFu, v, 2);
+    if (lanes > 4) v += __shfl_xor_sync(0xFFFFFFFFu, v, 4);
+    if (lanes > 8) v += __shfl_xor_sync(0xFFFFFFFFu, v, 8);
+    return v;
   };
+  const u32 whole = (u32)a.hidden / WARP_COLS;  // chunks
   Stats s;
   if (RMS) {
     const float *part = (const float *)shared.parts + u * (C * GROUPS) * 2 + half;
     float squares = 0.0f;
-    for (u32 c = q; c < chunks; c += 4) squares += part[2 * c];
+    for (u32 c = q; c < chunks; c += lanes) squares += part[2 * c];
     s = finish(0.0f, 0.0f, over_lanes(squares), a.inv_n, a.eps);
   } else {
     const F2 *part = (const F2 *)shared.parts + u * (C * GROUPS) * 2 + half;
     float sum = 0.0f, squares = 0.0f;
-    for (u32 c = q; c < chunks; c += 4) sum += part[2 * c].x;
+    for (u32 c = q; c < chunks; c += lanes) sum += part[2 * c].x;
     sum = over_lanes(sum);
     const float centre = centre_of(sum, a.inv_n);
     // From squares about a chunk's centre to those about the row's.
-    for (u32 c = q; c < chunks; c += 4) {
+    for (u32 c = q; c < chunks; c += lanes) {
       const F2 p = part[2 * c];
-      const Chunk chunk = chunk_of(a, c);
+      const Chunk chunk = c < whole ? Chunk{WARP_COLS, 1.0f / WARP_COLS} : c == whole ? last : Chunk{0.0f, 0.0f};
       const float own = centre_of(p.x, chunk.inv_n), e = own - centre, rest = __fmaf_rn(-chunk.n, own, p.x);
       squares += __fmaf_rn(e, __fmaf_rn(chunk.n, e, 2.0f * rest), p.y);
     }
     s = finish_16_bit(centre, sum, over_lanes(squares), a);
   }
   if (chunks == 0) return;
+  for (u32 block = q; block < C; block += lanes) send8(smem_u32(&shared.stats[in_tile]), smem_u32(&shared.stats_here), block, s.centre + s.rest, s.rsigma);
   if (q == 0 && tile_row + in_tile < a.rows) put_stats(a, tile_row + in_tile, s);
-  for (u32 block = q; block < C; block += 4) send8(smem_u32(&shared.stats[in_tile]), smem_u32(&shared.stats_here), block, s.centre + s.rest, s.rsigma);
 }
 
 // x + residual, written, takes the place of x.
@@ -167,9 +175,9 @@ struct Place {
   u32 lane, warp, group, warp_row, chunk;
   i64 tile_row, group_col;
 };
-DEVICE Place place_of(u32 thread, u32 C, u32 rank) {
+DEVICE Place place_of(u32 thread, u32 rank) {
   const u32 warp = thread >> 5, group = warp % GROUPS, chunk = rank * GROUPS + group;
-  return {thread & 31, warp, group, warp / GROUPS * WARP_ROWS, chunk, (i64)(blockIdx.x / C) * TILE_ROWS, (i64)chunk * WARP_COLS};
+  return {thread & 31, warp, group, warp / GROUPS * WARP_ROWS, chunk, (i64)cluster_id() * TILE_ROWS, (i64)chunk * WARP_COLS};
 }
 
 // The transposed tile takes the place of x: columns of TILE_ROWS bytes, whose 16-byte parts are kept apart within
@@ -193,13 +201,24 @@ DEVICE void store_transposed(const Args &a, u8 *held, const u32 (&column)[8][4],
   }
 }
 
+// Asks L2 for the warp's x, two lines a lane (see tile.cuh).
+DEVICE void ask_for(const Args &a) {
+  const Place p = place_of(threadIdx.x, cluster_rank());
+  const i64 row = p.tile_row + p.warp_row + (p.lane >> 2), col = p.group_col + (p.lane & 3) * 64;
+  if (col >= a.hidden) return;
+  const TX *x = a.x + row * a.ldx + col;
+  if (row < a.rows) ask_for_line(x);
+  if (row + 8 < a.rows) ask_for_line(x + 8 * a.ldx);
+}
+
 // Grid: a cluster for each TILE_ROWS rows. Rows are a multiple of 16, columns of 8; x and yt are aligned to 16 bytes, y to 8.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_fwd_tile(const __grid_constant__ Args a) {
+  if (blockIdx.x < a.early) ask_for(a);
   after_previous();
   extern __shared__ __align__(1024) u8 held[];
   __shared__ Shared shared;
   const u32 C = cluster_size(), rank = cluster_rank();
-  const Place p = place_of(threadIdx.x, C, rank);
+  const Place p = place_of(threadIdx.x, rank);
   const u32 lane = p.lane, warp_row = p.warp_row;
   const i64 row = p.tile_row + warp_row, col = p.group_col + lane * 8;
   const bool here = row < a.rows, mine = col < a.hidden;
@@ -241,10 +260,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_fwd_tile(cons
   const bool has_gamma = mine && a.gamma, has_beta = !RMS && mine && a.beta;
   if (has_gamma) raw_gamma.fetch(a.gamma, a.gamma_dt, col);
   if (has_beta) raw_beta.fetch(a.beta, a.beta_dt, col);
+  // All blocks wait for this: a unit to a warp where there are no more of them.
+  const Chunk last = RMS ? Chunk{} : chunk_of(a, (u32)a.hidden / WARP_COLS);
+  const u32 together = units <= WARPS ? 1 : units <= 2 * WARPS ? 2 : 4;
 #pragma unroll 1
-  for (u32 u = p.warp * 4; u < units; u += WARPS * 4) {
+  for (u32 u = p.warp * together; u < units; u += WARPS * together) {
     mbar_wait_cluster(parts_here, 0);
-    finish_rows(a, shared, p.tile_row, u, units, C, rank);
+    finish_rows(a, shared, p.tile_row, u, units, 16 / together, C, rank, last);
   }
   float gamma[8], beta[8];
 #pragma unroll
@@ -255,11 +277,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_fwd_tile(cons
     for (int k = 0; k < 8; ++k) gamma[k] = a.zero_centered ? 1.0f + gamma[k] : gamma[k];
   }
   if (has_beta) raw_beta.widen(a.beta_dt, beta);
+  // The scale joins the parameters, which 16 rows share, unless that could take a value out of the range of f32.
+  float largest = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) largest = max_nan(largest, max_nan(gamma[k], beta[k]));
+  const bool join = scale >= 0x1p-16f && scale <= 0x1p40f && __all_sync(0xFFFFFFFFu, largest < 0x1p60f);
+  if (join) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) gamma[k] *= scale, beta[k] *= scale;
+  }
   mbar_wait_cluster(stats_here, 0);
   float amax[2] = {0.0f, 0.0f};
   u32 column[8][4];  // of words of four codes
   const bool row_wise = mine && a.y;
-  const auto codes = [&](auto type) {
+  const auto codes = [&](auto type, auto joined) {
     u8 *y = a.y + row * a.ldy + col;
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) {
@@ -274,10 +305,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_fwd_tile(cons
         for (int k = 0; k < N; ++k) {
           v[k] = RMS ? v[k] * s.rsigma * gamma[k] : (v[k] - s.mean) * s.rsigma * gamma[k] + beta[k];
           amax[k & 1] = max_nan(amax[k & 1], v[k]);
+          if (!decltype(joined)::value) v[k] *= scale;
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-          code[h][i] = f32x4_to_fp8x4<decltype(type)::value>(v[4 * h] * scale, v[4 * h + 1] * scale, v[4 * h + 2] * scale, v[4 * h + 3] * scale);
+          code[h][i] = f32x4_to_fp8x4<decltype(type)::value>(v[4 * h], v[4 * h + 1], v[4 * h + 2], v[4 * h + 3]);
         if (row_wise) st8(y, Vec8{{code[0][i], code[1][i]}});
       }
 #pragma unroll
@@ -288,11 +320,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_fwd_tile(cons
       }
     }
   };
+  const auto codes_of = [&](auto joined) {
+    if (a.y_dt == DT_E4M3) codes(Type<DT_E4M3>(), joined);
+    else codes(Type<DT_E5M2>(), joined);
+  };
   if (here) {
-    if (a.y_dt == DT_E4M3) codes(Type<DT_E4M3>());
-    else codes(Type<DT_E5M2>());
+    if (join) codes_of(Type<1>());
+    else codes_of(Type<0>());
   }
+  if (join) amax[0] = max_nan(amax[0], amax[1]) * reciprocal(scale), amax[1] = 0.0f;
   const u32 most = warp_max(bits_of(mine ? max_nan(amax[0], amax[1]) : 0.0f)), recorded = a.amax ? *(volatile const u32 *)a.amax : 0;
-  if (a.yt) store_transposed(a, held, column, place_of(anew(threadIdx.x), C, anew(rank)));
+  if (a.yt) store_transposed(a, held, column, place_of(anew(threadIdx.x), rank_anew()));
   if (a.amax && (threadIdx.x & 31) == 0 && most > recorded) record_amax(a.amax, most);
 }

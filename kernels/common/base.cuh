@@ -165,7 +165,7 @@ DEVICE void record_amax(float *slot, u32 bits) { atomicMax((u32 *)slot, bits > 0
 // places while the last blocks of the kernel before it in the stream still run, which hides the launch (1 to 2 us). The first
 // instruction lets the next kernel do the same as soon as every block of this one has begun; the second waits until all that was
 // enqueued before has ended and is visible. Nothing may be read, written or returned from ahead of it. (L2 may be asked for what will be read:
-// see tile.cuh.)
+// ask_l2, and tile.cuh.)
 DEVICE void after_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -178,6 +178,15 @@ DEVICE void after_previous_before_next() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// ---------------------------------------------------------------- what will be read
+// Asks L2 for `bytes` from `p` on, both multiples of 16. One thread asks for all that its block will read, in the first blocks of a kernel ahead of
+// after_previous: nothing is read by it, and what the kernel before still writes, it writes in L2. Memory is then busy from one kernel to the next.
+DEVICE void ask_l2(const void *p, u32 bytes) {
+#if __CUDA_ARCH__ == 900  // where it was measured
+  asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" :: "l"(p), "r"(bytes), "l"(0x16F0000000000000ull) : "memory");
 #endif
 }
 

@@ -10,7 +10,8 @@
 typedef Elem<X>::T TX;
 #define N (Vector<X>::N)
 
-// warps: of a row; slots: of a thread in it; kept: of those, in shared memory; again: y is read again at once, and so left in the cache.
+// warps: of a row; slots: of a thread in it; kept: of those, in shared memory; again: y is read again at once, and so left in the cache;
+// early: blocks that ask L2 for x ahead of their wait for the kernel before (norm_fwd_tile).
 struct Args {
   const TX *x;
   i64 ldx;
@@ -29,6 +30,7 @@ struct Args {
   i64 rows, hidden;
   float eps, inv_n;
   int gamma_dt, beta_dt, y_dt, zero_centered, warps, slots, kept, again;
+  u32 early;
 };
 
 DEVICE u32 element_size(int dt) { return dt == DT_F32 ? 4 : is_fp8(dt) ? 1 : 2; }

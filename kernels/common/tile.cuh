@@ -56,18 +56,24 @@ template <int V> DEVICE u32 tile_col(u32 h) {
 }
 
 // ---------------------------------------------------------------- what will be read
+DEVICE void ask_for_line(const void *p) {
+#if __CUDA_ARCH__ == 900  // where it was measured
+  asm volatile("prefetch.global.L2::evict_normal [%0];" :: "l"(p) : "memory");
+#endif
+}
+
 // Asks L2 for a tile: `rows` rows of `bytes`, at most WIDTH, each; a thread asks for a line of 128 bytes at a time.
 //
 // The first blocks of a kernel do that for their own tiles ahead of after_previous, which keeps memory busy from one kernel to the next. Nothing is
 // read by it, and what the kernel before still writes, it writes in L2. Later each block does it for the tile 4 MB after its own: every block
 // reads first and writes then, and with some reads ahead of their blocks memory always has both to do. At 16 MB, much has left L2 before it is read.
 template <u32 WIDTH> DEVICE void ask_for_tile(const void *x, i64 row_bytes, u32 rows, u32 bytes) {
-#if __CUDA_ARCH__ == 900  // where it was measured
+#if __CUDA_ARCH__ == 900
   const u32 lines = WIDTH / 128;
 #pragma unroll 1
   for (u32 i = threadIdx.x; i < rows * lines; i += blockDim.x) {
     const u32 at = i % lines * 128;
-    if (at < bytes) asm volatile("prefetch.global.L2::evict_normal [%0];" :: "l"((const u8 *)x + i / lines * row_bytes + at) : "memory");
+    if (at < bytes) ask_for_line((const u8 *)x + i / lines * row_bytes + at);
   }
 #endif
 }

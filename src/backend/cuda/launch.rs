@@ -23,13 +23,15 @@ pub(crate) struct Launch {
     pub(crate) smem: u32,
     /// Blocks per cluster along x; 1: none.
     pub(crate) cluster: u32,
+    /// Blocks of a cluster may share a multiprocessor: they find places sooner.
+    pub(crate) packed: bool,
     /// All blocks run at the same time, so that they may wait for one another; the driver refuses what does not fit.
     pub(crate) cooperative: bool,
 }
 
 impl Launch {
     pub(crate) fn new(grid: [u32; 3], block: u32) -> Self {
-        Self { grid, block, smem: 0, cluster: 1, cooperative: false }
+        Self { grid, block, smem: 0, cluster: 1, packed: false, cooperative: false }
     }
 }
 
@@ -74,11 +76,11 @@ impl<'a> Queue<'a> {
         let driver = self.backend.driver;
         crate::debug::log(2, || format!("launch {entry} grid {:?} block {} smem {}", l.grid, l.block, l.smem));
         use cudarc::driver::sys::CUlaunchAttributeID::{
-            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER, CU_LAUNCH_ATTRIBUTE_COOPERATIVE as COOPERATIVE,
-            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as DEPENDENT,
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER, CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE as SCHEDULING,
+            CU_LAUNCH_ATTRIBUTE_COOPERATIVE as COOPERATIVE, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as DEPENDENT,
         };
         // SAFETY: plain C structs, for which zeros are valid.
-        let (mut attributes, mut config): ([CUlaunchAttribute; 3], CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        let (mut attributes, mut config): ([CUlaunchAttribute; 4], CUlaunchConfig) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
         let mut count = 0;
         if self.backend.dependent_launch {
             attributes[count].id = DEPENDENT;
@@ -90,6 +92,12 @@ impl<'a> Queue<'a> {
             attributes[count].value.clusterDim.x = l.cluster;
             attributes[count].value.clusterDim.y = 1;
             attributes[count].value.clusterDim.z = 1;
+            count += 1;
+        }
+        if l.packed {
+            attributes[count].id = SCHEDULING;
+            attributes[count].value.clusterSchedulingPolicyPreference =
+                cudarc::driver::sys::CUclusterSchedulingPolicy::CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING;
             count += 1;
         }
         if l.cooperative {

@@ -90,7 +90,9 @@ mod tests {
     const BEGINNINGS: [&str; 3] = ["after_previous();", "after_previous_before_next();", "if (!p.partials) after_previous();"];
 
     /// What may come ahead of that: L2 is asked for what will be read.
-    const ASKS: [&str; 4] = [
+    const ASKS: [&str; 6] = [
+        "ask_ahead(a);",
+        "if (blockIdx.x < a.early) ask_for(a);",
         "#if FP8 && !GATED",
         "if (blockIdx.x < p.early) ask_for(p, blockIdx.x);",
         "if (blockIdx.x < p.first.early && blockIdx.x < p.blocks) ask_for(p.first, blockIdx.x);",

@@ -140,6 +140,7 @@ pub(super) struct ForwardArgs {
     slots: i32,
     kept: i32,
     again: i32,
+    pub(super) early: u32,
 }
 
 /// Whether x can be read, and everything else read and written, a vector of x at a time.
@@ -298,6 +299,7 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(
         slots: 0,
         kept: 0,
         again: i32::from(!y.data_t.is_null()),
+        early: 0,
     };
     let (mut x_vectors, vectors) = forward_vectors(a);
     let multiprocessors = queue.multiprocessors();
@@ -310,7 +312,7 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(
     let tiles = vectors && queue.backend.capability.arch >= 90 && args.yt.0 % 16 == 0 && args.ldyt % 16 == 0;
     if let Some(tile) = Tile::new(x.dtype, rows, cols).filter(|_| codes && tiles) {
         // SAFETY: as the caller promises.
-        if unsafe { tile.run(&queue, norm, x.dtype, args)? } {
+        if unsafe { tile.run(&queue, norm, a, args)? } {
             return Ok(());
         }
     }

@@ -9,7 +9,7 @@ use crate::{
         testing::Variant,
     },
     error::Result,
-    ops::norm::Norm,
+    ops::norm::{Norm, NormFwdArgs},
     tensor::DType,
 };
 
@@ -53,6 +53,8 @@ impl Tile {
     const COLUMNS: u64 = 256;
     /// Of a cluster.
     const MOST_BLOCKS: u64 = 16;
+    /// Of clusters that find places sooner where their blocks may share a multiprocessor.
+    const PACKED: std::ops::RangeInclusive<u64> = 3..=7;
     /// That fill the device with larger blocks.
     const MANY_ROWS: u64 = 8192;
 
@@ -76,7 +78,7 @@ impl Tile {
         }
         // As measured: small blocks, and where those of one group would be more than a cluster has, those that leave few columns without work.
         let groups = match chunks {
-            4 if rows >= Self::MANY_ROWS => 2,
+            4 if rows >= Self::MANY_ROWS && cols % Self::COLUMNS != 0 => 2,
             ..=16 => 1,
             25..=32 => 2,
             17..=24 | 33..=48 => 3,
@@ -90,13 +92,19 @@ impl Tile {
     ///
     /// # Safety
     /// Arguments validated, pointers live; x, residual, sum and parameters aligned for vectors, yt to 16 bytes and y to 8.
-    pub(super) unsafe fn run(&self, queue: &Queue<'_>, norm: Norm, x: DType, args: ForwardArgs) -> Result<bool> {
-        let spec = TileSpec { x, norm, groups: self.groups };
+    pub(super) unsafe fn run(&self, queue: &Queue<'_>, norm: Norm, a: &NormFwdArgs, mut args: ForwardArgs) -> Result<bool> {
+        let spec = TileSpec { x: a.x.dtype, norm, groups: self.groups };
         let threads = Self::rows(self.groups) / 16 * 32 * self.groups;
         let mut launch = Launch::new([(self.clusters * self.blocks) as u32, 1, 1], threads as u32);
         (launch.cluster, launch.smem) = (self.blocks as u32, Self::smem(self.groups));
-        if queue.resident(&spec, &launch)? == 0 {
+        let resident = u64::from(queue.resident(&spec, &launch)?);
+        if resident == 0 {
             return Ok(false);
+        }
+        launch.packed = Self::PACKED.contains(&self.blocks) && self.clusters > resident;
+        // With a residual, reads are ahead of writes as it is.
+        if a.residual.is_none() {
+            args.early = u32::try_from(resident * self.blocks / 2).unwrap_or(u32::MAX);
         }
         // SAFETY: `Args`, with pointers live by contract.
         unsafe { queue.launch(&spec, &launch, arguments![args])? };
