@@ -16,12 +16,17 @@
 // Two inputs to FP8 where shared memory is large (STAGED): both wait there, in slots of 16 bytes which the thread that asked for them
 // reads again, so that no barrier is needed. Registers then hold no raw data, and 192 KiB are under way per multiprocessor.
 //
-// Compile-time: ERF (1: gelu_erf, 0: all other functions), GATED, BACKWARD, IN, FP8 (the output), STAGED, HALO (of the transposed codes:
-// see tile.cuh; forward without a gate). Function and output type are uniform branches: they cost a few instructions per row, and a hundred
+// Small tensors to FP8 without column sums: activation_low, in tiles of 32 rows (see tile.cuh).
+//
+// Compile-time: ERF (1: gelu_erf, 0: all other functions), GATED, BACKWARD, IN, FP8 (the output), FORM (STAGED; HALO of the transposed codes: see
+// tile.cuh; forward without a gate; LOW). Function and output type are uniform branches: they cost a few instructions per row, and a hundred
 // modules less.
 #include "common/activation.cuh"
 #include "common/ptx_mma.cuh"
 
+#define STAGED (FORM == 1)
+#define HALO (FORM == 2)
+#define LOW (FORM == 3)
 #define V (IN == DT_F32 ? 4 : 8)
 // Loads per row and input.
 #define LOADS (8 / V)
@@ -53,6 +58,7 @@ struct Raw { Vec16 v[INPUTS][LOADS]; };
 #define EASY (!ERF && LOADS == 1 && __CUDA_ARCH__ == 900)
 #define BLOCKS (EASY && INPUTS <= 2 ? 4 - BACKWARD : INPUTS * LOADS == 1 ? (ERF && __CUDA_ARCH__ != 900 ? 2 : 3) : TIGHTEST ? 1 : 2)
 
+#if !LOW
 #if FP8 && !GATED
 // Asks L2 for a tile of the inputs.
 DEVICE void ask_for(const ActivationParams &p, u32 index) {
@@ -284,3 +290,50 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS) activation(co
   }
 #endif
 }
+#endif
+
+#if LOW
+extern "C" __global__ void __launch_bounds__(TILE_THREADS) activation_low(const __grid_constant__ ActivationParams p) {
+  const LowTile at(p.rows, p.hidden, p.col_tiles);
+  const In *const x = (const In *)p.x + at.row * p.ldx + at.col, *const dy = (const In *)p.dy + at.row * p.lddy + at.col;
+  at.ask(x, p.ldx);
+  if (GATED) at.ask(x + p.hidden, p.ldx);
+  if (BACKWARD) at.ask(dy, p.lddy);
+  after_previous();
+  __shared__ u32 words[HALVES][LOW_WORDS];
+  __shared__ u32 maxima[TILE_THREADS / 32];
+  // Zeros outside, as above.
+  u32 raw[INPUTS][4][sizeof(In)];
+  low_load(x, p.ldx, at.here, raw[0]);
+  if (GATED) low_load(x + p.hidden, p.ldx, at.here, raw[GATED]);
+  if (BACKWARD) low_load(dy, p.lddy, at.here, raw[INPUTS - 1]);
+  const float scale = output_scale(p);
+  const Function f(p.kind);
+  const bool e5m2 = p.y_type == DT_E5M2;
+  char *const y = p.y + at.row * p.ldy + at.col;
+  float amax = 0.0f;
+  u32 code[HALVES][4];
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    float in[INPUTS][4], v[HALVES][4];
+#pragma unroll
+    for (int k = 0; k < INPUTS; k++) low_unpack<IN>(raw[k][i], in[k]);
+    apply(f, in, v);
+#pragma unroll
+    for (int h = 0; h < HALVES; h++) {
+#pragma unroll
+      for (int j = 0; j < 4; j++) amax = max_nan(amax, fabsf(v[h][j]));
+      code[h][i] = f32x4_to_fp8x4_any(e5m2, v[h][0] * scale, v[h][1] * scale, v[h][2] * scale, v[h][3] * scale);
+      if (p.y && i < at.here) st4(y + i * p.ldy + h * p.hidden, code[h][i]);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) low_put(words[h], code[h]);
+  leave_amax(maxima, amax);
+  __syncthreads();
+  finish_amax(p, maxima);
+  if (!p.yt) return;
+#pragma unroll
+  for (int h = 0; h < HALVES; h++) low_store(words[h], p.yt + h * p.hidden * p.ldyt, p.ldyt, at.row0, at.col0, p.rows, p.hidden);
+}
+#endif

@@ -9,6 +9,7 @@
 //              Eight 16-byte loads per thread (f32: sixteen) are issued before anything waits: 128 KiB in flight per multiprocessor. L2 is
 //              asked for tiles ahead of that (CastParams::early, ahead; see tile.cuh).
 //   cast_any   every other stride and alignment, by way of quads.cuh.
+//   cast_low   small tensors, in tiles of 32 rows; with a transposed layout, rows in multiples of eight.
 //   cast_held  current scaling of what the chip holds, in one launch; 16-byte accesses.
 // With column sums, where shared memory is large (STAGED): x waits there, in slots of 16 bytes which the thread that asked for them reads
 // again, so that no barrier is needed. Registers then hold no raw data, and 160 KiB are under way per multiprocessor.
@@ -60,15 +61,18 @@ template <int O> DEVICE float scale_for(const CastParams &p, u32 bits, bool firs
   return scale;
 }
 
+// The scale that is given.
+DEVICE float given_scale(const CastParams &p, bool first) {
+  float scale = p.scale ? *p.scale : 1.0f;
+  if (first && p.scale_inv) *p.scale_inv = reciprocal(scale);
+  if (first && p.kept) *p.kept = scale;
+  return scale;
+}
+
 // The scale of this tensor, for all threads of block `block`. Block 0 writes the slots. Holds barriers.
 template <int O> DEVICE float scale_of(const CastParams &p, u32 block) {
   bool first = block == 0 && threadIdx.x == 0;
-  if (!p.partials) {
-    float scale = p.scale ? *p.scale : 1.0f;
-    if (first && p.scale_inv) *p.scale_inv = reciprocal(scale);
-    if (first && p.kept) *p.kept = scale;
-    return scale;
-  }
+  if (!p.partials) return given_scale(p, first);
   __shared__ float shared_scale;
   u32 bits = 0;
   for (u32 i = threadIdx.x; i < p.partial_count; i += blockDim.x) bits = umax(bits, p.partials[i]);
@@ -149,7 +153,7 @@ template <int O, bool SUMS> DEVICE void cast_block(const CastParams &p, u32 bloc
     }
   }
 #if !HALO
-  if (p.ahead && block + p.ahead < blocks) ask_for(p, block + p.ahead);
+  if (p.ahead && block + p.ahead < blocks) ask_for(p, tile_index(p, block + p.ahead, blocks));
 #endif
 #if HALO
   const bool halo = p.qt && !whole_sectors(p.qt, p.ldqt);
@@ -289,6 +293,39 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS, BLOCKS_PER_PROCESSOR)
 }
 #endif
 
+#if !DBIAS && !HALO
+// A small tensor with a given scale: a matrix, or whole rows of 128. A quarter of the code of cast_tile.
+extern "C" __global__ void __launch_bounds__(TILE_THREADS, IN == DT_F32 || __CUDA_ARCH__ != 900 ? 5 : 8) cast_low(const __grid_constant__ CastParams p) {
+  const LowTile at(p.rows, p.cols, p.col_tiles);
+  const In *const x = p.x + at.row * p.ldx + at.col;
+  at.ask(x, p.ldx);
+  after_previous();
+  if (p.skip && *p.skip) return;
+  __shared__ u32 words[LOW_WORDS];
+  __shared__ u32 part[TILE_THREADS / 32];
+  u32 raw[4][sizeof(In)];
+  low_load(x, p.ldx, at.here, raw);
+  const float scale = given_scale(p, blockIdx.x == 0 && threadIdx.x == 0);
+  u32 amax = 0, code[4];
+  u8 *q = p.q + at.row * p.ldq + at.col;
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+    float v[4];
+    low_unpack<IN>(raw[i], v);
+#pragma unroll
+    for (int j = 0; j < 4; j++) amax = umax(amax, abs_bits(v[j]));
+    code[i] = f32x4_to_fp8x4<OUT>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
+    if (p.q && i < at.here) st4(q + i * p.ldq, code[i]);
+  }
+  low_put(words, code);
+  const bool record = records_amax(p);
+  if (record) leave_amax(part, amax);
+  __syncthreads();
+  if (record) finish_amax(p, part);
+  if (p.qt) low_store(words, p.qt, p.ldqt, at.row0, at.col0, p.rows, p.cols);
+}
+#endif
+
 #if !DBIAS && !HALO && __CUDA_ARCH__ == 900  // where it was measured
 // Current scaling of a tensor that fits the chip, in one launch, which reads it once: each block holds its tiles in shared memory, and those
 // that find no room there in registers, from their amax until all blocks have met and the scale is known.
@@ -350,7 +387,35 @@ DEVICE void find_scale(const CastParams &p, const u32 *part, float *scale) {
   bar_sync(BAR_SCALE, HELD_THREADS);
 }
 
+// The tiles of a group of threads: every so many from one on. Divisions are long: one tile's place follows from that of the one before.
+struct HeldTiles {
+  u32 group, thread, row, col;  // the thread's corner in a tile
+  u32 n;
+  u32 first_down, first_across, stride_down, stride_across, down, across;
+  // The tile's corner and the thread's, and of its eight rows those that are there.
+  i64 row0, col0;
+  u32 rows_here;
+  DEVICE HeldTiles(const CastParams &p) {
+    group = threadIdx.x / GROUP_THREADS, thread = threadIdx.x % GROUP_THREADS;
+    row = thread / 16 * 8, col = thread % 16 * VECTOR;
+    const u32 stride = GROUPS * gridDim.x, first = blockIdx.x + group * gridDim.x;
+    n = first < p.tiles ? (p.tiles - first - 1) / stride + 1 : 0;
+    first_down = first / p.col_tiles, first_across = first - first_down * p.col_tiles;
+    stride_down = stride / p.col_tiles, stride_across = stride - stride_down * p.col_tiles;
+    begin();
+  }
+  DEVICE void begin() { down = first_down, across = first_across; }
+  DEVICE void next(const CastParams &p) {
+    row0 = (i64)down * TILE + row, col0 = (i64)across * HELD_WIDTH + col;
+    i64 below = col0 >= p.cols ? 0 : (col0 < p.last ? p.rows : p.rows - 1) - row0;
+    rows_here = below < 0 ? 0 : (u32)imin(below, 8);
+    down += stride_down, across += stride_across;
+    if (across >= p.col_tiles) across -= p.col_tiles, down++;
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1) cast_held(const __grid_constant__ CastParams p) {
+  HeldTiles at(p);
   after_previous();
   if (p.skip && *p.skip) return;
   extern __shared__ __align__(1024) u8 held[];
@@ -360,46 +425,30 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1) cast_held(const __
     find_scale(p, part, &shared_scale);
     return;
   }
-  const u32 group = threadIdx.x / GROUP_THREADS, thread = threadIdx.x % GROUP_THREADS;
-  const u32 row = thread / 16 * 8, col = thread % 16 * VECTOR, room = (SLOTS - group + GROUPS - 1) / GROUPS;
+  const u32 group = at.group, thread = at.thread, room = (SLOTS - group + GROUPS - 1) / GROUPS;
   Vec16 *const slots = (Vec16 *)held + group * SLOT_VECTORS;
-  // The group's tiles: every `stride`-th from `first` on.
-  const u32 stride = GROUPS * gridDim.x, first = blockIdx.x + group * gridDim.x;
-  const u32 n = first < p.tiles ? (p.tiles - first - 1) / stride + 1 : 0;
-  // Divisions are long: one tile's place follows from that of the one before.
-  const u32 first_down = first / p.col_tiles, first_across = first - first_down * p.col_tiles;
-  const u32 stride_down = stride / p.col_tiles, stride_across = stride - stride_down * p.col_tiles;
-  u32 down = first_down, across = first_across, rows_here;
-  i64 row0, col0;
-  auto place = [&]() {
-    row0 = (i64)down * TILE + row, col0 = (i64)across * HELD_WIDTH + col;
-    i64 below = col0 >= p.cols ? 0 : (col0 < p.last ? p.rows : p.rows - 1) - row0;
-    rows_here = below < 0 ? 0 : (u32)imin(below, 8);
-    down += stride_down, across += stride_across;
-    if (across >= p.col_tiles) across -= p.col_tiles, down++;
-  };
+  Vec16 kept[8];
   const u64 once = evict_first();
-  const u32 in_slots = n < room ? n : room;
+  const u32 in_slots = at.n < room ? at.n : room;
 #pragma unroll 1
   for (u32 s = 0; s < in_slots; s++) {
-    place();
-    const In *x = p.x + row0 * p.ldx + col0;
+    at.next(p);
+    const In *x = p.x + at.row0 * p.ldx + at.col0;
     const u32 to = smem_u32(slots + s * (GROUPS * SLOT_VECTORS) + thread);
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
-      cp_async16(to + i * GROUP_THREADS * 16, x, i < rows_here ? 16 : 0, once);
+      cp_async16(to + i * GROUP_THREADS * 16, x, i < at.rows_here ? 16 : 0, once);
       x += p.ldx;
     }
     cp_async_commit();
   }
-  Vec16 kept[8];
-  if (n > room) {
-    place();
-    const In *x = p.x + row0 * p.ldx + col0;
+  if (at.n > room) {
+    at.next(p);
+    const In *x = p.x + at.row0 * p.ldx + at.col0;
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
       kept[i] = Vec16{{0, 0, 0, 0}};
-      if (i < rows_here) kept[i] = ld16_policy(x, once);
+      if (i < at.rows_here) kept[i] = ld16_policy(x, once);
       x += p.ldx;
     }
   }
@@ -415,7 +464,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1) cast_held(const __
 #pragma unroll
     for (u32 i = 0; i < 8; i++) largest.take(from[i * GROUP_THREADS]);
   }
-  if (n > room) {
+  if (at.n > room) {
 #pragma unroll
     for (u32 i = 0; i < 8; i++) largest.take(kept[i]);
   }
@@ -423,13 +472,13 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1) cast_held(const __
   if ((threadIdx.x & 31) == 0) part[threadIdx.x >> 5] = bits;
   __syncwarp();
   bar_arrive(BAR_AMAX, HELD_THREADS);
-  const u64 policy = evict_normal();
   bar_sync(BAR_SCALE, HELD_THREADS);
   const float scale = shared_scale;
-  down = first_down, across = first_across;
+  const u64 policy = evict_normal();
+  at.begin();
 #pragma unroll 1
-  for (u32 s = 0; s < n; s++) {
-    place();
+  for (u32 s = 0; s < at.n; s++) {
+    at.next(p);
     Vec16 *const from = slots + (s < room ? s : 0) * (GROUPS * SLOT_VECTORS);
     if (s == room) {
       if (p.qt) bar_sync(BAR_GROUP + group, GROUP_THREADS);  // the tile that was there has been stored
@@ -437,8 +486,8 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1) cast_held(const __
       for (u32 i = 0; i < 8; i++) from[thread + i * GROUP_THREADS] = kept[i];
     }
     u32 code[8][VECTOR / 4];
-    u8 *q = p.q + row0 * p.ldq + col0;
-    if (!p.q) rows_here = 0;
+    u8 *q = p.q + at.row0 * p.ldq + at.col0;
+    const u32 rows_here = p.q ? at.rows_here : 0;
 #pragma unroll
     for (u32 i = 0; i < 8; i++) {
       Vec16 raw = from[thread + i * GROUP_THREADS];
@@ -460,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(HELD_THREADS, 1) cast_held(const __
       bar_sync(BAR_GROUP + group, GROUP_THREADS);  // the slot has been read
       tile_put<VECTOR>((u8 *)from, code, thread / 16);
       bar_sync(BAR_GROUP + group, GROUP_THREADS);
-      tile_store_transposed<VECTOR>((u8 *)from, p.qt, p.ldqt, row0 - row, col0 - col, p.rows, p.cols, policy, TILE, thread, GROUP_THREADS, HELD_WIDTH);
+      tile_store_transposed<VECTOR>((u8 *)from, p.qt, p.ldqt, at.row0 - at.row, at.col0 - at.col, p.rows, p.cols, policy, TILE, thread, GROUP_THREADS, HELD_WIDTH);
     }
   }
 }

@@ -151,7 +151,7 @@ fn cast_equals_the_oracle() {
 fn many_tiles_of_odd_shape() {
     let ctx = context();
     let mut rng = rng("many_tiles_of_odd_shape");
-    for (rows, cols, lay) in [(1531, 1800, Lay::Dense), (1531, 1801, Lay::Dense), (1537, 1923, Lay::Odd)] {
+    for (rows, cols, lay) in [(1531, 1800, Lay::Dense), (1531, 1801, Lay::Dense), (1537, 1923, Lay::Odd), (4104, 1160, Lay::Padded)] {
         let (x, held) = input(&ctx, DType::Bf16, rows, cols, lay, &mut rng, true);
         let q = Quantized::new(&ctx, DType::E4m3, rows, cols, (true, true), lay, &mut rng);
         // SAFETY: all tensors are live.

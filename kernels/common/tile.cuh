@@ -187,6 +187,84 @@ DEVICE void tile_store_transposed(const u8 *tile, u8 *out, i64 ld, i64 row0, i64
   }
 }
 
+// ---------------------------------------------------------------- small tensors
+// A pass over a small tensor is over when a block has run its code once, so that code is what it takes: tiles of 32 x 128, of which each of eight
+// warps has four rows, a lane four columns. All addresses of loads are there before the wait for the kernel before. Columns are put together in
+// shared memory: word w of column c (rows 4w .. 4w+3) lies at 8c + (w ^ key), with key = (c / 4) % 8, so that the reads of a warp touch every bank
+// once.
+#define LOW_ROWS 32
+#define LOW_WORDS (TILE * LOW_ROWS / 4)
+
+// The block's tile, and the thread's part of it.
+struct LowTile {
+  i64 row0, col0, row, col;
+  u32 rows, here;  // of the warp's rows those that exist, and those in which the thread has its columns
+  u32 width;       // columns of the tile
+  DEVICE LowTile(i64 all_rows, i64 cols, u32 col_tiles) {
+    const u32 down = blockIdx.x / col_tiles;
+    row0 = (i64)down * LOW_ROWS, col0 = (i64)(blockIdx.x - down * col_tiles) * TILE;
+    row = row0 + 4 * (threadIdx.x >> 5), col = col0 + 4 * (threadIdx.x & 31);
+    rows = row < all_rows ? (u32)imin(4, all_rows - row) : 0;
+    here = col < cols ? rows : 0;
+    width = (u32)imin(TILE, cols - col0);
+  }
+  // Asks L2 for the warp's rows; x: the thread's first element.
+  template <class T> DEVICE void ask(const T *x, i64 ld) const {
+    const u32 lane = threadIdx.x & 31, lines = sizeof(T), r = lane / lines, at = lane % lines * (128 / (u32)sizeof(T));
+    if (r < rows && at < width) ask_for_line(x + r * ld + at - 4 * lane);
+  }
+};
+
+// Four elements of each of the thread's rows; zeros where there are none.
+template <class T> DEVICE void low_load(const T *x, i64 ld, u32 here, u32 (&raw)[4][sizeof(T)]) {
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) {
+#pragma unroll
+    for (u32 w = 0; w < sizeof(T); w++) raw[i][w] = 0;
+    if (i >= here) continue;
+    if constexpr (sizeof(T) == 2) {
+      const Vec8 v = ld8_stream(x + i * ld);
+      raw[i][0] = v.w[0], raw[i][1] = v.w[1];
+    } else {
+      const Vec16 v = ld16_stream(x + i * ld);
+#pragma unroll
+      for (u32 w = 0; w < sizeof(T); w++) raw[i][w] = v.w[w];
+    }
+  }
+}
+template <int DT, int WORDS> DEVICE void low_unpack(const u32 (&raw)[WORDS], float (&v)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    if constexpr (WORDS == 4) v[j] = float_of(raw[j]);
+    else if (j % 2 == 0) unpack2<DT>(raw[j / 2], v[j], v[j + 1]);
+  }
+}
+
+DEVICE void low_put(u32 *words, u32 (&code)[4]) {
+  const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  transpose4(code[0], code[1], code[2], code[3]);
+#pragma unroll
+  for (u32 j = 0; j < 4; j++) words[(4 * lane + j) * (LOW_ROWS / 4) + (warp ^ (lane & 7))] = code[j];
+}
+
+// As tile_store_transposed; a thread has sixteen rows of a column. `rows`, `out` and `ld` are multiples of eight.
+DEVICE void low_store(const u32 *words, u8 *out, i64 ld, i64 row0, i64 col0, i64 rows, i64 cols) {
+  const u32 c = threadIdx.x / 2, k = threadIdx.x % 2;
+  const i64 r = row0 + 16 * k;
+  if (col0 + c >= cols || r >= rows) return;
+  Vec16 v;
+#pragma unroll
+  for (u32 i = 0; i < 4; i++) v.w[i] = words[c * (LOW_ROWS / 4) + ((4 * k + i) ^ (c / 4 & 7))];
+  u8 *to = out + (col0 + c) * ld + r;
+  const bool whole = r + 16 <= rows;
+  if (whole && (((u32)(u64)out | (u32)ld) & 15) == 0) {
+    st16(to, v);
+  } else {
+    st8(to, Vec8{{v.w[0], v.w[1]}});
+    if (whole) st8(to + 8, Vec8{{v.w[2], v.w[3]}});
+  }
+}
+
 // ---------------------------------------------------------------- transpose to anywhere
 // Where columns of the transposed layout begin at no multiple of 32, a tile writes what of each column lies in whole sectors: from up to 31
 // rows above its own, its halo, which it reads as well, to as many above its end. Sectors that two tiles write a part of each cost more than that.

@@ -7,7 +7,7 @@ use super::{
     launch::{arguments, blocks, Launch, Queue},
     sources::SourceFile,
     testing::Variant,
-    tile::{has_halo, vector, Ahead, HALO_ELEMENTS},
+    tile::{self, has_halo, vector, Ahead, Layout, HALO_ELEMENTS},
     CudaBackend,
 };
 use crate::{
@@ -33,17 +33,26 @@ struct Tile {
     backward: bool,
     input: DType,
     fp8: bool,
+    form: Form,
+}
+
+/// `FORM` of the kernel.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Plain,
     /// Both inputs of a backward wait in shared memory.
-    staged: bool,
+    Staged,
     /// Of the transposed codes; forward without a gate.
-    halo: bool,
+    Halo,
+    /// `activation_low`: a small tensor.
+    Low,
 }
 
 kernel_spec!(
-    Tile: Activation, s => "activation",
-    "ERF" = s.erf, "GATED" = s.gated, "BACKWARD" = s.backward, "IN" = s.input, "FP8" = s.fp8, "STAGED" = s.staged, "HALO" = s.halo;
+    Tile: Activation, s => if s.form == Form::Low { "activation_low" } else { "activation" },
+    "ERF" = s.erf, "GATED" = s.gated, "BACKWARD" = s.backward, "IN" = s.input, "FP8" = s.fp8, "FORM" = s.form;
     // Two inputs of 16 bits.
-    smem = if s.staged { 2 * 2 * (TILE * TILE) as u32 } else { 0 }
+    smem = if s.form == Form::Staged { 2 * 2 * (TILE * TILE) as u32 } else { 0 }
 );
 
 /// A module of `activation_high.cu`.
@@ -84,15 +93,11 @@ pub(super) fn variants() -> Vec<Variant> {
         let bit = |i: i32| bits >> i & 1 == 1;
         for input in [DType::F32, DType::F16, DType::Bf16] {
             if bit(2) || bit(3) {
-                all.push(Variant::of(&Tile {
-                    erf: bit(0),
-                    gated: bit(1),
-                    backward: bit(2),
-                    input,
-                    fp8: bit(3),
-                    staged: false,
-                    halo: false,
-                }));
+                let plain = Tile { erf: bit(0), gated: bit(1), backward: bit(2), input, fp8: bit(3), form: Form::Plain };
+                all.push(Variant::of(&plain));
+                if bit(3) {
+                    all.push(Variant::of(&Tile { form: Form::Low, ..plain }));
+                }
             } else {
                 all.extend([false, true].map(|backward| Variant::of(&High { erf: bit(0), gated: bit(1), backward, input })));
             }
@@ -100,12 +105,12 @@ pub(super) fn variants() -> Vec<Variant> {
     }
     for erf in [false, true] {
         for input in [DType::F32, DType::F16, DType::Bf16] {
-            all.push(Variant::of(&Tile { erf, gated: false, backward: false, input, fp8: true, staged: false, halo: true }));
+            all.push(Variant::of(&Tile { erf, gated: false, backward: false, input, fp8: true, form: Form::Halo }));
         }
     }
     for erf in [false, true] {
         for input in [DType::F16, DType::Bf16] {
-            all.push(Variant::of(&Tile { erf, gated: false, backward: true, input, fp8: true, staged: true, halo: false }));
+            all.push(Variant::of(&Tile { erf, gated: false, backward: true, input, fp8: true, form: Form::Staged }));
         }
     }
     all
@@ -215,6 +220,16 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
     };
     let (erf, gated, backward) = (kind.function() == Activation::GeluErf, kind.is_gated(), dy.is_some());
     let (input, fp8) = (x.dtype, y.dtype.is_fp8());
+    let few = match aligned && fp8 && sums.is_null() {
+        true => tile::low(x.rows, hidden, &Layout::new(y.data_t, y.ld_t, y.dtype, 8), queue.multiprocessors())?,
+        false => None,
+    };
+    if let Some((col_tiles, count)) = few {
+        let spec = Tile { erf, gated, backward, input, fp8, form: Form::Low };
+        let params = Params { col_tiles, ..params };
+        // SAFETY: the one parameter of `activation_low`; pointers live by contract.
+        return unsafe { queue.launch(&spec, &Launch::new([count, 1, 1], THREADS), arguments![params]) };
+    }
     if aligned && !fp8 && sums.is_null() {
         let spec = High { erf, gated, backward, input };
         let per_row = hidden as u64 / vector(input) as u64;
@@ -231,7 +246,14 @@ unsafe fn run(queue: &Queue<'_>, kind: Activation, x: &TensorView, dy: Option<&T
         let staged = roomy && backward && fp8 && !gated && input != DType::F32;
         let large = x.rows.saturating_mul(hidden) >= HALO_ELEMENTS;
         let halo = fp8 && !gated && !backward && large && has_halo(y.data_t, y.ld_t, x.rows, hidden);
-        let spec = Tile { erf, gated, backward, input, fp8, staged, halo };
+        let form = if staged {
+            Form::Staged
+        } else if halo {
+            Form::Halo
+        } else {
+            Form::Plain
+        };
+        let spec = Tile { erf, gated, backward, input, fp8, form };
         launch.smem = spec.dynamic_smem();
         // SAFETY: the one parameter of `activation`; pointers live by contract.
         unsafe { queue.launch(&spec, &launch, arguments![params]) }

@@ -33,6 +33,7 @@ enum Entry {
     Tile,
     Any,
     Pair,
+    Low,
     Held,
 }
 
@@ -41,6 +42,7 @@ kernel_spec!(
         Entry::Tile => "cast_tile",
         Entry::Any => "cast_any",
         Entry::Pair => "cast_pair",
+        Entry::Low => "cast_low",
         Entry::Held => "cast_held",
     },
     "IN" = s.input, "OUT" = s.output, "DBIAS" = s.dbias, "HALO" = s.halo; also s.entry;
@@ -167,10 +169,12 @@ fn cut(job: &CastJob, multiprocessors: u32, full: bool) -> Result<Cut> {
     // are those of full tiles, and a halo is as high above a lower one.
     let (mut col_tiles, mut blocks) = walk.tiles(TILE, TILE)?;
     let mut threads = THREADS;
-    // Current scaling reads x before its turn as it is.
+    let given = Ahead::new(multiprocessors, blocks.into(), x.dtype, !q.data_t.is_null());
+    // Current scaling reads x before its turn as it is, and finds some of it, or all, in the cache.
     let ahead = match job.current {
-        None => Ahead::new(multiprocessors, blocks.into(), x.dtype, !q.data_t.is_null()),
-        Some(_) => Ahead::default(),
+        None => given,
+        Some(_) if amax::cached(x) => Ahead::default(),
+        Some(_) => Ahead { early: 0, ..given },
     };
     if blocks < 4 * multiprocessors && !full && dbias.is_none() && !halo {
         threads = THREADS / 2;
@@ -232,6 +236,11 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
         // SAFETY: forwarded contract; the workspace starts with room for the partials.
         params.partial_count = unsafe { amax::partials(&queue, x, params.partials) }?;
     }
+    if let (true, Some((params, blocks))) = (aligned, low(job, &params, queue.multiprocessors())?) {
+        let spec = Cast { input: x.dtype, output: q.dtype, dbias: false, halo: false, entry: Entry::Low };
+        // SAFETY: the kernel's one parameter; pointers live by contract.
+        return unsafe { queue.launch(&spec, &Launch::new([blocks, 1, 1], THREADS), arguments![params]) };
+    }
     if unfinished.is_some() {
         queue.load(&Dbias)?;
     }
@@ -242,6 +251,16 @@ pub(super) unsafe fn cast(backend: &CudaBackend, job: &CastJob, stream: Stream) 
         queue.launch(&spec, &Launch::new([blocks, 1, 1], threads), arguments![params])?;
         finish_sums(&queue, job, &params, &unfinished)
     }
+}
+
+/// A small tensor in lower tiles, by `cast_low`.
+fn low(job: &CastJob, params: &Params, multiprocessors: u32) -> Result<Option<(Params, u32)>> {
+    let q = &job.output;
+    if job.current.is_some() || job.dbias.is_some() || params.last != params.cols || params.tail != 0 {
+        return Ok(None);
+    }
+    let found = tile::low(params.rows, params.cols, &Layout::new(q.data_t, q.ld_t, q.dtype, 8), multiprocessors)?;
+    Ok(found.map(|(col_tiles, tiles)| (Params { col_tiles, tiles, early: tiles, ahead: 0, ..*params }, tiles)))
 }
 
 /// `CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE` and `CUDA_ERROR_NOT_SUPPORTED`.
@@ -314,5 +333,5 @@ pub(super) unsafe fn finish_dbias(queue: &Queue<'_>, partials: Ptr, count: i64, 
     let params = DbiasParams { partials, out: b.ptr, count, cols, accumulate: b.accumulate.into(), dtype: b.dtype as u32 };
     let grid = blocks((cols as u64).div_ceil(32), 0x7FFF_FFFF, "columns")?;
     // SAFETY: the kernel's one parameter; pointers live by contract.
-    unsafe { queue.launch(&Dbias, &Launch::new([grid, 1, 1], THREADS), arguments![params]) }
+    unsafe { queue.launch(&Dbias, &Launch::new([grid, 1, 1], 2 * THREADS), arguments![params]) }
 }

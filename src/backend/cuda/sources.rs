@@ -89,14 +89,23 @@ mod tests {
     /// How kernels begin. The last is for a kernel that follows one with the second beginning: it waits later.
     const BEGINNINGS: [&str; 3] = ["after_previous();", "after_previous_before_next();", "if (!p.partials) after_previous();"];
 
-    /// What may come ahead of that: L2 is asked for what will be read.
-    const ASKS: [&str; 6] = [
+    /// What may come ahead of that: L2 is asked for what will be read, or a block's share is worked out.
+    const ASKS: [&str; 15] = [
         "ask_ahead(a);",
         "if (blockIdx.x < a.early) ask_for(a);",
         "#if FP8 && !GATED",
         "if (blockIdx.x < p.early) ask_for(p, blockIdx.x);",
         "if (blockIdx.x < p.first.early && blockIdx.x < p.blocks) ask_for(p.first, blockIdx.x);",
         "#endif",
+        "ask_for_first(p);",
+        "HeldTiles at(p);",
+        "const LowTile at(p.rows, p.cols, p.col_tiles);",
+        "const In *const x = p.x + at.row * p.ldx + at.col;",
+        "const LowTile at(p.rows, p.hidden, p.col_tiles);",
+        "const In *const x = (const In *)p.x + at.row * p.ldx + at.col, *const dy = (const In *)p.dy + at.row * p.lddy + at.col;",
+        "at.ask(x, p.ldx);",
+        "if (GATED) at.ask(x + p.hidden, p.ldx);",
+        "if (BACKWARD) at.ask(dy, p.lddy);",
     ];
 
     /// A kernel launched as a dependent that reads or ends before it has waited would be wrong now and then only.

@@ -28,6 +28,20 @@ pub(super) fn has_halo(codes: Ptr, ld: i64, rows: i64, cols: i64) -> bool {
     !codes.is_null() && rows > TILE && cols > 0 && (codes.0 | ld as u64) % 32 != 0
 }
 
+/// Rows of a tile of a small tensor (`LOW_ROWS` of the kernels).
+const LOW_ROWS: i64 = 32;
+/// Such tiles for each multiprocessor up to which they are the faster ones: all blocks run at the same time.
+const LOW_TILES: u32 = 8;
+
+/// Such tiles along the columns, and in all, of a matrix of few, whose codes go out transposed to what lies and begins at multiples of eight.
+pub(super) fn low(rows: i64, cols: i64, codes_t: &Layout, multiprocessors: u32) -> Result<Option<(u32, u32)>> {
+    if !codes_t.ptr.is_null() && (rows % 8 != 0 || !codes_t.aligned(2)) {
+        return Ok(None);
+    }
+    let (across, all) = tiles(rows, cols, LOW_ROWS, TILE)?;
+    Ok((all <= multiprocessors * LOW_TILES).then_some((across, all)))
+}
+
 /// What a kernel asks L2 for ahead of its blocks' turn (`ask_for_tile`): the first tiles, 8 MB of each input on an H200; and, steadily,
 /// the tile that lies so many after a block's own, 4 MB.
 #[derive(Clone, Copy, Default)]
