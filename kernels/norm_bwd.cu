@@ -110,9 +110,21 @@ template <class Sync> DEVICE void sum_over_group(float &a, float &b, u32 part, u
   b = low ? other : mine;
 }
 
+// Asks L2 for the first row of each group.
+DEVICE void ask_for_rows(const Args &a) {
+#if !CLUSTER && __CUDA_ARCH__ == 900
+  const u32 warp = threadIdx.x >> 5, W = a.warps, group = warp / W, row = blockIdx.x * ((blockDim.x >> 5) / W) + group, bytes = (u32)a.hidden * (u32)sizeof(TX);
+  if ((threadIdx.x & 31) || warp != group * W || row >= (u32)a.rows) return;
+  ask_l2(a.dy + (i64)row * a.lddy, bytes);
+  ask_l2(a.x + (i64)row * a.ldx, bytes);
+  if (a.dsum) ask_l2(a.dsum + (i64)row * a.ld_dsum, bytes);
+#endif
+}
+
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps; rows below 2^31. Dynamic shared memory: stages * 2 (with dsum: 3) * SLOTS * 16
 // bytes a thread, and behind it 4 bytes a column of one group's threads; at least 8 (RMSNorm: 4) bytes a column of all groups' threads.
 extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const __grid_constant__ Args a) {
+  ask_for_rows(a);
   after_previous();
   // Copies come in lines of 128 bytes. Where each lies across two of shared memory, the kernel takes 1 to 4 % longer; but 12,288 columns in three
   // stages (24 columns a thread) are 4 % faster so.
@@ -181,7 +193,45 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const __grid_c
   // The weight lies behind the ring as f32, from warp of a group, slot, quarter of a vector and lane on: so many sums leave no registers.
   const u32 weights = shared_address(ring) + (blockDim.x >> 5) * stages * stage + w * WIDE_SHARE + lane * 16;
   if (group == 0) {
-#pragma unroll(OCTETS == 2 ? SLOTS : 1)
+#if OCTETS < 4
+    // Fetched before any of it is used, where it lies on vectors: one latency, for which all groups wait.
+    const bool whole = a.gamma && ((u64)a.gamma & 15) == 0;
+    const float more = a.zero_centered ? 1.0f : 0.0f;
+    const auto column = [&](int i) { return column0 + (first_vector + i * 32) * N; };
+    const auto put = [&](int i, const Parameters<N> &raw) {
+      float f[N];
+#pragma unroll
+      for (int k = 0; k < N; ++k) f[k] = 1.0f;
+      if (whole && there(i)) {
+        raw.widen(a.gamma_dt, f);
+#pragma unroll
+        for (int k = 0; k < N; ++k) f[k] += more;
+      }
+#pragma unroll
+      for (int q = 0; q < N / 4; ++q) write16(weights + (i * (N / 4) + q) * 512, &f[4 * q]);
+      if (a.gamma && !whole && there(i)) {
+#pragma unroll 1
+        for (int k = 0; k < N; ++k) write4(weights + (i * (N / 4) + k / 4) * 512 + k % 4 * 4, load_as(a.gamma, a.gamma_dt, column(i) + k) + more);
+      }
+    };
+#if OCTETS == 2
+    Parameters<N> raw[SLOTS];
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i)
+      if (whole && there(i)) raw[i].fetch(a.gamma, a.gamma_dt, column(i));
+#pragma unroll
+    for (int i = 0; i < SLOTS; ++i) put(i, raw[i]);
+#else
+#pragma unroll 1
+    for (int i = 0; i < SLOTS; ++i) {
+      Parameters<N> raw;
+      if (whole && there(i)) raw.fetch(a.gamma, a.gamma_dt, column(i));
+      put(i, raw);
+    }
+#endif
+#else
+    // Not so where a thread has the most columns: some devices would spill.
+#pragma unroll 1
     for (int i = 0; i < SLOTS; ++i) {
       float f[N];
 #pragma unroll
@@ -192,6 +242,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) norm_bwd_row(const __grid_c
 #pragma unroll
       for (int q = 0; q < N / 4; ++q) write16(weights + (i * (N / 4) + q) * 512, &f[4 * q]);
     }
+#endif
   }
   if (threadIdx.x < sizeof(part) / sizeof(Pair)) ((Pair *)part)[threadIdx.x] = {0.0f, 0.0f};
   __syncthreads();

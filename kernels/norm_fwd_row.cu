@@ -9,8 +9,22 @@
 // Bytes moved per element: sizeof(X) + sizeof(y); 2 sizeof(X) more with a residual.
 #include "common/norm_row.cuh"
 
+// Asks L2 for the rows of one of the first blocks. (With 64 columns a thread there is no register for it.)
+DEVICE void ask_for_rows(const Args &a) {
+#if KEEP && __CUDA_ARCH__ == 900
+  if (blockIdx.x >= a.early || (threadIdx.x & 31)) return;
+  const bool alone = a.warps == 1;
+  const u32 warp = threadIdx.x >> 5, bytes = (u32)a.hidden * (u32)sizeof(TX);
+  if (warp && !alone) return;
+  const i64 row = alone ? (i64)blockIdx.x * (blockDim.x >> 5) + warp : blockIdx.x;
+  ask_l2(a.x + row * a.ldx, bytes);
+  if (a.residual) ask_l2(a.residual + row * a.ld_residual, bytes);
+#endif
+}
+
 // hidden is a multiple of N, at most SLOTS * N * 32 * warps; everything is aligned for vectors. Four warps a block where `warps` is 1.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS, ROW_BLOCKS) norm_fwd_row(const Args a) {
+  ask_for_rows(a);
   after_previous();
   const bool alone = a.warps == 1;
   const i64 row = alone ? (i64)blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5) : blockIdx.x;

@@ -2,39 +2,20 @@
 // there, and y is FP8 (FP8 = 1) or of X. Tensors and statistics: common/norm_fwd.cuh.
 //
 // A block has ROWS rows, mostly four, and a thread VECTORS vectors of each, in the same columns: it asks for their parameters with x, and unpacks
-// them once. What is summed over a warp is summed for four rows at once: each exchange halves the rows of a lane, so that four sums take 6 exchanges and not 20,
-// and what follows from a sum is worked out for all rows at a time. One vector stays in registers as f32 (HELD). More wait in shared memory, where only
-// the thread that asked for them looks, and are unpacked for each pass: what is under way takes no registers.
+// them once. Sums: common/norm_sums.cuh. One vector stays in registers as f32 (HELD; of
+// RMSNorm: norm_fwd_sets.cu). More wait in shared memory, where only the thread that asked for them looks, and are unpacked for each pass: what is
+// under way takes no registers.
 //
 // LayerNorm -> FP8 takes 18 (one vector) or 19 instructions an element so, where norm_fwd_row.cu takes 23.
 //
 // Bytes moved per element: sizeof(X) + sizeof(y).
-#include "common/norm_output.cuh"
+#include "common/norm_sums.cuh"
 
-// RMSNorm of X to X is bound by what is under way alone.
-#define HELD (VECTORS == 1 && (FP8 || !RMS))
+#define HELD (VECTORS == 1)
 // With their parameters more vectors take more registers.
 #define ROWS_THREADS (VECTORS > 2 ? 256 : 512)
-// Lanes that have the sums of a row.
-#define LANES (32 / ROWS)
 
-// Of each row the sum over the warp, in the lanes of that row.
-DEVICE float sum_rows(float (&s)[ROWS]) {
-  const u32 lane = threadIdx.x & 31;
-#pragma unroll
-  for (int n = ROWS / 2, o = 16; n; n /= 2, o /= 2) {
-    const bool upper = lane & o;
-#pragma unroll
-    for (int j = 0; j < n; ++j) {
-      const float mine = upper ? s[j + n] : s[j], other = upper ? s[j] : s[j + n];
-      s[j] = mine + __shfl_xor_sync(0xFFFFFFFFu, other, o);
-    }
-  }
-#pragma unroll
-  for (int o = LANES / 2; o; o /= 2) s[0] += __shfl_xor_sync(0xFFFFFFFFu, s[0], o);
-  return s[0];
-}
-// The same over the block; `part` is not read or written by anyone before.
+// Of each row the sum over the block, in the lanes of that row; `part` is not read or written by anyone before.
 DEVICE float sum_block(float (&s)[ROWS], float (*part)[16], u32 warps) {
   const u32 lane = threadIdx.x & 31, row = lane / LANES;
   const float sum = sum_rows(s);
@@ -42,12 +23,24 @@ DEVICE float sum_block(float (&s)[ROWS], float (*part)[16], u32 warps) {
   __syncthreads();
   return sum_parts(part[row], warps);
 }
-// What the lanes of row r hold.
-DEVICE float of_row(float v, int r) { return __shfl_sync(0xFFFFFFFFu, v, r * LANES); }
+
+// Asks L2 for the rows of one of the first blocks, each thread for what it will read: no other addresses. Where a thread has the most vectors, the
+// kernel is slower by it.
+DEVICE void ask_for_rows(const Args &a) {
+#if VECTORS <= 4 && __CUDA_ARCH__ == 900
+  if (blockIdx.x >= a.early) return;
+  const TX *x = a.x + (i64)(blockIdx.x * ROWS) * a.ldx + ((threadIdx.x >> 5) * (32 * VECTORS) + (threadIdx.x & 31)) * N;
+#pragma unroll
+  for (int r = 0; r < ROWS; ++r, x += a.ldx)
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) ask_for_line(x + i * 32 * N);
+#endif
+}
 
 // hidden is 256 * VECTORS * warps, of at most 16 warps (VECTORS > 2: 8), which are the block's; rows: 1 to 2^31 - 1. Dynamic shared memory where
 // x is not held: 16 bytes for each of the block's vectors.
 extern "C" __global__ void __launch_bounds__(ROWS_THREADS, 2) norm_fwd_rows(const __grid_constant__ Args a) {
+  ask_for_rows(a);
   after_previous();
   alignas(128) __shared__ float parts[RMS ? 1 : 2][ROWS][16];
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = a.warps;
@@ -170,7 +163,17 @@ extern "C" __global__ void __launch_bounds__(ROWS_THREADS, 2) norm_fwd_rows(cons
           w[k] = RMS ? w[k] * rsigma * g[i][k] : (w[k] * rsigma + shift) * g[i][k] + b[i][k];
           if (FP8) amax = max_nan(amax, w[k]);
         }
-        if (row0 + r <= last) store_vector<DT>(y, i * 32 * N, w, scale, policy);
+        if constexpr (FP8 && (VECTORS == 1 || VECTORS == 4)) {
+          // Made before it is asked whether the row is there: no branches around them. (With two vectors that is slower, with six some
+          // devices would spill.)
+          Vec8 codes;
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+            codes.w[j] = f32x4_to_fp8x4<DT>(w[4 * j] * scale, w[4 * j + 1] * scale, w[4 * j + 2] * scale, w[4 * j + 3] * scale);
+          if (row0 + r <= last) st8(y + i * 32 * N, codes, policy);
+        } else if (row0 + r <= last) {
+          store_vector<DT>(y, i * 32 * N, w, scale, policy);
+        }
       }
       y += a.ldy * size;
     }

@@ -40,6 +40,7 @@ struct Args {
   i32 causal;
   u32 lanes;      // threads of a row, or of each of its blocks
   u32 blocks;     // of a row, which are a cluster
+  u32 early;      // so many blocks of whole rows ask L2 for them ahead of the kernel before
 };
 
 // The row's mask (or null) and how many of its elements causality leaves.
@@ -161,6 +162,23 @@ struct Group {
   }
 };
 
+// Asks L2 for the rows of one of the first blocks.
+DEVICE void ask_for_row(const TX *row, i64 n) {
+  const u64 from = (u64)row & ~15ull, end = ((u64)(row + n) + 15) & ~15ull;
+  ask_l2((const void *)from, (u32)(end - from));
+}
+DEVICE void ask_for_rows(const Args &a) {
+#if __CUDA_ARCH__ == 900
+  if (blockIdx.x >= a.early) return;
+  const Group g(a);
+  if (g.t || g.row >= a.rows) return;
+  ask_for_row(a.x + g.row * a.ldx, a.cols);
+#if BACKWARD
+  ask_for_row(a.dy + g.row * a.lddy, a.cols);
+#endif
+#endif
+}
+
 // The same where several blocks may share a row: each has S vectors a thread, side by side.
 template <int S> struct SharedGroup {
   u32 T, t, rank, blocks;
@@ -256,8 +274,16 @@ template <bool MASKED> DEVICE void forward_row(const Args &a) {
   if (TIGHT(MASKED)) put_hidden<SLOTS>(y, start, step, n, cols, put);
 }
 
-extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row(const __grid_constant__ Args a) { after_previous(); forward_row<false>(a); }
-extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row_masked(const __grid_constant__ Args a) { after_previous(); forward_row<true>(a); }
+extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row(const __grid_constant__ Args a) {
+  ask_for_rows(a);
+  after_previous();
+  forward_row<false>(a);
+}
+extern "C" __global__ void __launch_bounds__(1024) softmax_fwd_row_masked(const __grid_constant__ Args a) {
+  ask_for_rows(a);
+  after_previous();
+  forward_row<true>(a);
+}
 
 // The largest element of a vector; like fmaxf, it drops NaN. Two at a time.
 DEVICE float largest(const Vec16 &v) {
@@ -284,6 +310,7 @@ DEVICE void hide(Vec16 &v, const Hidden &hidden, u32 infinity) {
 }
 
 extern "C" __global__ void __launch_bounds__(WIDE_THREADS, __CUDA_ARCH__ >= 1000 ? 1 : 2) softmax_fwd_wide(const __grid_constant__ Args a) {
+  ask_for_rows(a);
   after_previous();
   __shared__ float part[2][32];
   __shared__ Found all[MAX_CLUSTER];
@@ -444,6 +471,7 @@ DEVICE void gradient(const Args &a, const Vec16 &y, const Vec16 &dy, float sum, 
 }
 
 extern "C" __global__ void __launch_bounds__(1024) softmax_bwd_row(const __grid_constant__ Args a) {
+  ask_for_rows(a);
   after_previous();
   __shared__ float part[32];
   __shared__ Found all[MAX_CLUSTER];

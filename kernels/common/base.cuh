@@ -182,11 +182,17 @@ DEVICE void after_previous_before_next() {
 }
 
 // ---------------------------------------------------------------- what will be read
-// Asks L2 for `bytes` from `p` on, both multiples of 16. One thread asks for all that its block will read, in the first blocks of a kernel ahead of
-// after_previous: nothing is read by it, and what the kernel before still writes, it writes in L2. Memory is then busy from one kernel to the next.
+// Asks L2 for what a block will read, in the first blocks of a kernel ahead of after_previous: nothing is read by it, and what the kernel before still
+// writes, it writes in L2. Memory is then busy from one kernel to the next. One thread asks for `bytes` from `p` on, both multiples of 16; or each for a
+// line. Kernels do it for sm_90, where it was measured.
 DEVICE void ask_l2(const void *p, u32 bytes) {
-#if __CUDA_ARCH__ == 900  // where it was measured
+#if __CUDA_ARCH__ == 900
   asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" :: "l"(p), "r"(bytes), "l"(0x16F0000000000000ull) : "memory");
+#endif
+}
+DEVICE void ask_for_line(const void *p) {
+#if __CUDA_ARCH__ == 900
+  asm volatile("prefetch.global.L2::evict_normal [%0];" :: "l"(p) : "memory");
 #endif
 }
 

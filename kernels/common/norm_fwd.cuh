@@ -11,7 +11,7 @@ typedef Elem<X>::T TX;
 #define N (Vector<X>::N)
 
 // warps: of a row; slots: of a thread in it; kept: of those, in shared memory; again: y is read again at once, and so left in the cache;
-// early: blocks that ask L2 for x ahead of their wait for the kernel before (norm_fwd_tile).
+// early: blocks that ask L2 for x ahead of their wait for the kernel before. Of those of norm_fwd_row, norm_fwd_rows and norm_fwd_sets every row is there.
 struct Args {
   const TX *x;
   i64 ldx;

@@ -56,12 +56,6 @@ template <int V> DEVICE u32 tile_col(u32 h) {
 }
 
 // ---------------------------------------------------------------- what will be read
-DEVICE void ask_for_line(const void *p) {
-#if __CUDA_ARCH__ == 900  // where it was measured
-  asm volatile("prefetch.global.L2::evict_normal [%0];" :: "l"(p) : "memory");
-#endif
-}
-
 // Asks L2 for a tile: `rows` rows of `bytes`, at most WIDTH, each; a thread asks for a line of 128 bytes at a time.
 //
 // The first blocks of a kernel do that for their own tiles ahead of after_previous, which keeps memory busy from one kernel to the next. Nothing is

@@ -239,6 +239,12 @@ fn forward_of_plain_rows_equals_the_reference() {
             }
         }
     }
+    // So many that a block has several sets of them.
+    let rows = if on_cuda() && std::env::var_os("NVTE_TEST_SMALL").is_none() { 8451 } else { 51 };
+    for yt in [DType::E4m3, DType::Bf16] {
+        let values = normal(&mut rng, rows * 1536, 0.5, 1.0);
+        check_forward_of(&ctx, Norm::Rms, [DType::Bf16, yt], true, rows, 1536, &values, &mut rng);
+    }
 }
 
 #[test]

@@ -175,6 +175,12 @@ impl<'a> Queue<'a> {
     pub(crate) fn multiprocessors(&self) -> u32 {
         self.backend.capability.multiprocessors as u32
     }
+
+    /// How many blocks of a launch ask L2 for what they will read ahead of their wait for the kernel before (`ask_l2`): those of the first
+    /// `kilobytes` a multiprocessor of each input, of which a block reads `bytes`. They have to be among those that find places then.
+    pub(crate) fn first_blocks(&self, launch: &Launch, bytes: u64, kilobytes: u64) -> u32 {
+        (u64::from(self.multiprocessors()) * (kilobytes << 10)).div_ceil(bytes.max(1)).min(u64::from(launch.grid[0])) as u32
+    }
 }
 
 /// A number of blocks as a grid dimension.

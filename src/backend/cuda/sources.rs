@@ -45,6 +45,7 @@ sources! {
     NormFwdRing = "norm_fwd_ring.cu",
     NormFwdRow = "norm_fwd_row.cu",
     NormFwdRows = "norm_fwd_rows.cu",
+    NormFwdSets = "norm_fwd_sets.cu",
     NormFwdTile = "norm_fwd_tile.cu",
     Dropout = "dropout.cu",
     Rope = "rope.cu",
@@ -73,6 +74,7 @@ pub(crate) const HEADERS: &[(&str, &str)] = &[
     ("common/norm_fwd.cuh", include_str!("../../../kernels/common/norm_fwd.cuh")),
     ("common/norm_output.cuh", include_str!("../../../kernels/common/norm_output.cuh")),
     ("common/norm_row.cuh", include_str!("../../../kernels/common/norm_row.cuh")),
+    ("common/norm_sums.cuh", include_str!("../../../kernels/common/norm_sums.cuh")),
     ("common/ptx_mma.cuh", include_str!("../../../kernels/common/ptx_mma.cuh")),
     ("common/ptx_sm90.cuh", include_str!("../../../kernels/common/ptx_sm90.cuh")),
     ("common/quads.cuh", include_str!("../../../kernels/common/quads.cuh")),
@@ -90,8 +92,9 @@ mod tests {
     const BEGINNINGS: [&str; 3] = ["after_previous();", "after_previous_before_next();", "if (!p.partials) after_previous();"];
 
     /// What may come ahead of that: L2 is asked for what will be read, or a block's share is worked out.
-    const ASKS: [&str; 15] = [
+    const ASKS: [&str; 16] = [
         "ask_ahead(a);",
+        "ask_for_rows(a);",
         "if (blockIdx.x < a.early) ask_for(a);",
         "#if FP8 && !GATED",
         "if (blockIdx.x < p.early) ask_for(p, blockIdx.x);",

@@ -1,4 +1,4 @@
-//! The forward pass: `kernels/norm_fwd_rows.cu`, `norm_fwd_row.cu`, `norm_fwd.cu`, and others by way of `tile.rs` and `any.rs`.
+//! The forward pass: `kernels/norm_fwd_sets.cu`, `norm_fwd_rows.cu`, `norm_fwd_row.cu`, `norm_fwd.cu`, and others by way of `tile.rs` and `any.rs`.
 
 use super::{
     aligned,
@@ -37,8 +37,11 @@ pub(super) fn variants() -> Vec<Variant> {
                 }
             }
             if dtype != DType::F32 {
-                for (fp8, vectors, rows) in RowsForward::KERNELS {
+                for (fp8, vectors, rows) in RowsForward::KERNELS.into_iter().filter(|k| RowsForward::serves(norm, k)) {
                     all.push(Variant::of(&RowsSpec { x: dtype, norm, fp8, vectors, rows, smem: 0 }));
+                }
+                if norm == Norm::Rms {
+                    all.extend([false, true].map(|fp8| Variant::of(&SetsSpec { x: dtype, fp8 })));
                 }
             }
             all.push(Variant::of(&ForwardSpec { kernel: Forward::Transposed, x: dtype, norm }));
@@ -106,6 +109,16 @@ kernel_spec!(
     "ROWS" = s.rows;
     smem = s.smem
 );
+
+/// `norm_fwd_sets`.
+#[derive(Clone, Copy)]
+struct SetsSpec {
+    x: DType,
+    /// Whether y is FP8.
+    fp8: bool,
+}
+
+kernel_spec!(SetsSpec: NormFwdSets, s => "norm_fwd_sets", "X" = s.x, "RMS" = Norm::Rms, "FP8" = s.fp8);
 
 /// `Args` of `norm_fwd.cuh`.
 #[repr(C)]
@@ -202,8 +215,6 @@ impl RowForward {
 struct RowsForward {
     rows: u64,
     vectors: u64,
-    /// Whether they stay in registers.
-    held: bool,
     warps: u32,
     grid: u32,
 }
@@ -217,10 +228,16 @@ impl RowsForward {
     /// Up to so many rows, long ones have a block each: one row's work is the least that a launch can take.
     const FEW: u64 = 528;
 
+    /// Whether there is such a kernel of this norm. RMSNorm of one vector is `norm_fwd_sets`.
+    fn serves(norm: Norm, &(_, vectors, _): &(bool, u64, u64)) -> bool {
+        norm == Norm::Layer || vectors > 1
+    }
+
     /// Nothing where `norm_fwd_row` is as fast or as slow: codes are bound by instructions, which are fewer here.
     fn new(norm: Norm, fp8: bool, rows: u64, cols: u64) -> Option<Self> {
         let few = rows <= Self::FEW;
-        let fits = |(codes, vectors, together): &(bool, u64, u64)| {
+        let fits = |kernel: &(bool, u64, u64)| {
+            let (codes, vectors, together) = kernel;
             let warps = cols / (Self::COLUMNS * vectors);
             let served = match (vectors, together) {
                 (1, _) => 1..=6,
@@ -229,24 +246,50 @@ impl RowsForward {
                 (6, _) => 6..=8,
                 _ => return false,
             };
-            *codes == fp8 && cols % (Self::COLUMNS * vectors) == 0 && served.contains(&warps)
+            *codes == fp8 && Self::serves(norm, kernel) && cols % (Self::COLUMNS * vectors) == 0 && served.contains(&warps)
         };
         let (_, vectors, together) = Self::KERNELS.into_iter().find(fits)?;
         let (warps, grid) = ((cols / (Self::COLUMNS * vectors)) as u32, rows.div_ceil(together) as u32);
-        let held = vectors == 1 && (fp8 || norm == Norm::Layer);
-        (1..1 << 31).contains(&rows).then_some(Self { rows: together, vectors, held, warps, grid })
+        (1..1 << 31).contains(&rows).then_some(Self { rows: together, vectors, warps, grid })
     }
 
     fn launch(&self) -> Launch {
         let mut launch = Launch::new([self.grid, 1, 1], 32 * self.warps);
-        if !self.held {
+        // One vector stays in registers.
+        if self.vectors > 1 {
             launch.smem = 16 * (self.rows * self.vectors) as u32 * launch.block;
         }
         launch
     }
 }
 
-/// Whether `norm_fwd_rows` knows the types: one of 16 bits for all there is but codes.
+/// How `norm_fwd_sets` runs: warps of a row, which are a block's, and as many blocks as find places by their registers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct SetsForward {
+    warps: u32,
+    grid: u32,
+}
+
+impl SetsForward {
+    /// Rows of a set, sets on their way.
+    const ROWS: u64 = 4;
+    const STAGES: u32 = 2;
+
+    fn new(norm: Norm, rows: u64, cols: u64, multiprocessors: u32) -> Option<Self> {
+        let warps = (cols / 256) as u32;
+        let served = norm == Norm::Rms && cols % 256 == 0 && (1..=6).contains(&(cols / 256)) && (1..1 << 31).contains(&rows);
+        // 64 registers a thread, of 65,536.
+        served.then(|| Self { warps, grid: rows.div_ceil(Self::ROWS).min(u64::from(multiprocessors * (32 / warps))) as u32 })
+    }
+
+    fn launch(&self) -> Launch {
+        let mut launch = Launch::new([self.grid, 1, 1], 32 * self.warps);
+        launch.smem = 16 * Self::STAGES * Self::ROWS as u32 * launch.block;
+        launch
+    }
+}
+
+/// Whether `norm_fwd_sets` and `norm_fwd_rows` know the types: one of 16 bits for all there is but codes.
 fn rows_serve(norm: Norm, a: &NormFwdArgs) -> bool {
     let same = |p: &Option<TensorView>| p.is_some_and(|t| t.dtype == a.x.dtype);
     a.x.dtype.size() == 2
@@ -254,6 +297,12 @@ fn rows_serve(norm: Norm, a: &NormFwdArgs) -> bool {
         && (a.y.dtype.is_fp8() || a.y.dtype == a.x.dtype)
         && same(&a.gamma)
         && (norm == Norm::Rms || same(&a.beta))
+}
+
+/// How many blocks, of `rows` rows each, ask L2 for them ahead of the kernel before: half of those that find places.
+fn early(queue: &Queue<'_>, launch: &Launch, a: &ForwardArgs, x: DType, rows: u64) -> u32 {
+    let bytes = rows * a.hidden as u64 * x.size() as u64;
+    queue.first_blocks(launch, bytes, 32).min((a.rows as u64 / rows) as u32)
 }
 
 /// # Safety
@@ -343,17 +392,28 @@ pub(in crate::backend::cuda) unsafe fn norm_fwd(
         load_transpose(&queue, y)?;
     }
     let max_smem = max_smem(&queue);
+    let sets = SetsForward::new(norm, rows, cols, multiprocessors).filter(|_| vectors && rows_serve(norm, a));
     let together =
         RowsForward::new(norm, y.dtype.is_fp8(), rows, cols).filter(|p| vectors && rows_serve(norm, a) && p.launch().smem <= max_smem);
-    if let Some(p) = together {
+    if let Some(p) = sets {
+        let (launch, spec) = (p.launch(), SetsSpec { x: x.dtype, fp8: y.dtype.is_fp8() });
         args.warps = p.warps as i32;
+        // All of them: a block has one set for each four of `norm_fwd_rows`.
+        args.early = launch.grid[0].min((rows / SetsForward::ROWS) as u32);
+        // SAFETY: as above.
+        unsafe { queue.launch(&spec, &launch, arguments![args])? };
+    } else if let Some(p) = together {
+        let launch = p.launch();
+        args.warps = p.warps as i32;
+        args.early = early(&queue, &launch, &args, x.dtype, p.rows);
         let spec = RowsSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), vectors: p.vectors, rows: p.rows, smem: max_smem };
         // SAFETY: as above.
-        unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
+        unsafe { queue.launch(&spec, &launch, arguments![args])? };
     } else if let Some(p) = plan {
-        let spec = RowSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), octets: p.octets };
+        let (launch, spec) = (p.launch(), RowSpec { x: x.dtype, norm, fp8: y.dtype.is_fp8(), octets: p.octets });
+        args.early = early(&queue, &launch, &args, x.dtype, if p.warps == 1 { ROWS_PER_BLOCK } else { 1 });
         // SAFETY: as above.
-        unsafe { queue.launch(&spec, &p.launch(), arguments![args])? };
+        unsafe { queue.launch(&spec, &launch, arguments![args])? };
     } else {
         let clusters = vectors && a.residual.is_none() && queue.backend.capability.arch >= 90;
         let smem = max_smem.saturating_sub(Ring::SMEM_LESS);
@@ -390,9 +450,14 @@ mod tests {
     fn rows_together_are_covered_and_fit() {
         for cols in 0..20_000 {
             for rows in [0, 1, 4, 5, RowsForward::FEW, RowsForward::FEW + 1, 1 << 31] {
-                for (norm, fp8) in [(Norm::Rms, false), (Norm::Layer, true)] {
+                for (norm, fp8) in [Norm::Layer, Norm::Rms].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+                    let sets = SetsForward::new(norm, rows, cols, 132);
+                    if let Some(p) = sets {
+                        assert!(u64::from(p.warps) * 256 == cols && p.launch().smem <= 48 << 10 && p.grid <= 32 * 132, "{p:?}");
+                        assert!(p.grid > 0 && u64::from(p.grid) <= rows.div_ceil(4), "{p:?} for {rows} rows");
+                    }
                     let Some(p) = RowsForward::new(norm, fp8, rows, cols) else {
-                        assert!(![1024, 1280].contains(&cols) || !(1..1 << 31).contains(&rows), "{rows} rows of {cols}");
+                        assert!(sets.is_some() || ![1024, 1280].contains(&cols) || !(1..1 << 31).contains(&rows), "{rows} rows of {cols}");
                         continue;
                     };
                     assert_eq!(u64::from(p.warps) * p.vectors * 256, cols);
