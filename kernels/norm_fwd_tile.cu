@@ -31,6 +31,7 @@
 #define BLOCKS ((GROUPS == 1 ? 6 : GROUPS == 3 ? 4 : 3 - (RMS && GROUPS == 4)) - (__CUDA_ARCH__ >= 1000))
 #endif
 #define MOST_BLOCKS 16  // of a cluster
+#define AT_ONCE (RMS ? 8 : 4)  // rows of a residual: what there are registers for
 
 // Two rows are sent together, 8 apart: those of unit u.
 #define UNITS (TILE_ROWS / 2)
@@ -153,14 +154,14 @@ DEVICE void add_residual(const Args &a, i64 row, i64 col, u32 own, bool mine) {
   const TX *residual = a.residual + row * a.ld_residual + col;
   TX *sum = a.sum + row * a.ld_sum + col;
 #pragma unroll 1
-  for (u32 i = 0; i < WARP_ROWS; i += 4) {
-    Vec16 more[4];
+  for (u32 i = 0; i < WARP_ROWS; i += AT_ONCE) {
+    Vec16 more[AT_ONCE];
 #pragma unroll
-    for (u32 k = 0; k < 4; ++k, residual += a.ld_residual)
+    for (u32 k = 0; k < AT_ONCE; ++k, residual += a.ld_residual)
       if (mine) more[k] = ld16_stream(residual);
     if (i == 0) cp_async_wait<0>();
 #pragma unroll
-    for (u32 k = 0; k < 4; ++k, sum += a.ld_sum)
+    for (u32 k = 0; k < AT_ONCE; ++k, sum += a.ld_sum)
       if (mine) {
         const u32 at = own + (i + k) * ROW_BYTES ^ ((i + k) & 7) << 4;
         const Vec16 v = add<X>(read16(at), more[k]);
@@ -287,10 +288,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_fwd_tile(cons
     for (int k = 0; k < 8; ++k) gamma[k] *= scale, beta[k] *= scale;
   }
   mbar_wait_cluster(stats_here, 0);
+  // (x - mean) * rsigma is one instruction where the rounding of mean * rsigma is that of the mean: not in rows of one value, which lie on it.
+  bool quick = join;
+  if (!RMS) {
+    const RowStats s = shared.stats[warp_row + (lane & (WARP_ROWS - 1))];
+    quick = __all_sync(0xFFFFFFFFu, join && fabsf(s.mean * s.rsigma) <= 32.0f);
+  }
   float amax[2] = {0.0f, 0.0f};
   u32 column[8][4];  // of words of four codes
   const bool row_wise = mine && a.y;
-  const auto codes = [&](auto type, auto joined) {
+  const auto codes = [&](auto type, auto fast) {
+    const float factor = !RMS && join ? 1.0f : scale;
     u8 *y = a.y + row * a.ldy + col;
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) {
@@ -303,9 +311,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_fwd_tile(cons
         unpack<X>(read16(own + r * ROW_BYTES ^ (r & 7) << 4), v);
 #pragma unroll
         for (int k = 0; k < N; ++k) {
-          v[k] = RMS ? v[k] * s.rsigma * gamma[k] : (v[k] - s.mean) * s.rsigma * gamma[k] + beta[k];
+          if (RMS) v[k] = v[k] * s.rsigma * gamma[k];
+          else if (decltype(fast)::value) v[k] = __fmaf_rn(__fmaf_rn(v[k], s.rsigma, -s.mean * s.rsigma), gamma[k], beta[k]);
+          else v[k] = (v[k] - s.mean) * s.rsigma * gamma[k] + beta[k];
           amax[k & 1] = max_nan(amax[k & 1], v[k]);
-          if (!decltype(joined)::value) v[k] *= scale;
+          if (!decltype(fast)::value) v[k] *= factor;
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h)
@@ -320,12 +330,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) norm_fwd_tile(cons
       }
     }
   };
-  const auto codes_of = [&](auto joined) {
-    if (a.y_dt == DT_E4M3) codes(Type<DT_E4M3>(), joined);
-    else codes(Type<DT_E5M2>(), joined);
+  const auto codes_of = [&](auto fast) {
+    if (a.y_dt == DT_E4M3) codes(Type<DT_E4M3>(), fast);
+    else codes(Type<DT_E5M2>(), fast);
   };
   if (here) {
-    if (join) codes_of(Type<1>());
+    if (quick) codes_of(Type<1>());
     else codes_of(Type<0>());
   }
   if (join) amax[0] = max_nan(amax[0], amax[1]) * reciprocal(scale), amax[1] = 0.0f;
