@@ -288,7 +288,8 @@ typedef struct nvte_api_t nvte_api_t;
 
 // Forward makes both layouts of a weight that the gradient of its product's input will need, in one pass over it, and leaves the transposed
 // one in saved: a byte more for each of its elements, and backward does not read the weight, which may then be NULL, and casts nothing of
-// it. Without the flag backward casts it again. Of no meaning with a weight cache, which holds both layouts.
+// it. Without the flag backward casts it again. With a weight cache, which holds both layouts, the room is asked for and not used: leave the
+// flag out.
 #define NVTE_LAYER_SAVE_WEIGHT 256
 
 // A row of packed QKV holds all query heads, then all key heads, then all value heads.
@@ -897,7 +898,7 @@ typedef struct nvte_linear_bwd_args_t {
   float *live;
   // Device: the layer's scales; written only for replaced weights; NULL: 1.
   float *scale;
-  // Host: FP8 copies of the weights; NULL: they are made for this call with the scale that forward used.
+  // Host: FP8 copies of the weights; NULL: found in saved (NVTE_LAYER_SAVE_WEIGHT), or made for this call with the scale that forward used.
   nvte_weight_cache_t *weight_cache;
   // Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
   const uint32_t *skip_refresh;
@@ -997,7 +998,7 @@ typedef struct nvte_layernorm_linear_bwd_args_t {
   float *live;
   // Device: the layer's scales; written only for replaced weights; NULL: 1.
   float *scale;
-  // Host: FP8 copies of the weights; NULL: they are made for this call with the scale that forward used.
+  // Host: FP8 copies of the weights; NULL: found in saved (NVTE_LAYER_SAVE_WEIGHT), or made for this call with the scale that forward used.
   nvte_weight_cache_t *weight_cache;
   // Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
   const uint32_t *skip_refresh;
@@ -1113,7 +1114,7 @@ typedef struct nvte_layernorm_mlp_bwd_args_t {
   float *live;
   // Device: the layer's scales; written only for replaced weights; NULL: 1.
   float *scale;
-  // Host: FP8 copies of the weights; NULL: they are made for this call with the scale that forward used.
+  // Host: FP8 copies of the weights; NULL: found in saved (NVTE_LAYER_SAVE_WEIGHT), or made for this call with the scale that forward used.
   nvte_weight_cache_t *weight_cache;
   // Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
   const uint32_t *skip_refresh;

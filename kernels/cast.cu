@@ -43,7 +43,7 @@ struct CastParams {
   u32 power_of_two, empty;
   float margin_factor, epsilon;
   u32 dbias_dtype, accumulate;
-  u32 tiles;            // cast_held: tiles of the tensor
+  u32 tiles;            // of the tensor, for cast_held
   u32 early, ahead;     // what is asked for: the first tiles, before their blocks' turn; by each block, the tile so many after its own (0: none)
   u32 cached;           // current scaling: the cache holds x as a whole
 };

@@ -182,7 +182,7 @@ DEVICE void after_previous_before_next() {
 }
 
 // ---------------------------------------------------------------- what will be read
-// Asks L2 for what a block will read, in the first blocks of a kernel ahead of after_previous: nothing is read by it, and what the kernel before still
+// Asks L2 for what a block will read, ahead of after_previous, in the blocks that then find places or in all: nothing is read by it, and what the kernel before still
 // writes, it writes in L2. Memory is then busy from one kernel to the next. One thread asks for `bytes` from `p` on, both multiples of 16; or each for a
 // line. Kernels do it for sm_90, where it was measured.
 DEVICE void ask_l2(const void *p, u32 bytes) {

@@ -71,7 +71,7 @@ DEVICE Stats finish(float centre, float sum, float squares, float inv_n, float e
 
 // LayerNorm's where x has 16 bits, from the sum of the row and that of squares of x - centre. f32 has bits to spare for such a sum (that
 // of 2^12 values of one binade is exact), so what `centre` lacks follows from it, and nobody has to sum it up. It is 0 where all values are
-// equal, as it would not be by sum * inv_n - centre: inv_n is rounded.
+// equal and their sum is exact, as it would not be by sum * inv_n - centre: inv_n is rounded.
 DEVICE Stats finish_16_bit(float centre, float sum, float squares, const Args &a) {
   const float rest = __fmaf_rn(-(float)(u32)a.hidden, centre, sum) * a.inv_n;
   float variance = __fmaf_rn(-rest, rest, squares * a.inv_n);

@@ -153,7 +153,7 @@ pub struct nvte_linear_bwd_args_t {
     pub live: *mut f32,
     /// Device: the layer's scales; written only for replaced weights; NULL: 1.
     pub scale: *mut f32,
-    /// Host: FP8 copies of the weights; NULL: they are made for this call with the scale that forward used.
+    /// Host: FP8 copies of the weights; NULL: found in `saved` (NVTE_LAYER_SAVE_WEIGHT), or made for this call with the scale that forward used.
     pub weight_cache: *mut nvte_weight_cache_t,
     /// Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
     pub skip_refresh: *const u32,
@@ -259,7 +259,7 @@ pub struct nvte_layernorm_linear_bwd_args_t {
     pub live: *mut f32,
     /// Device: the layer's scales; written only for replaced weights; NULL: 1.
     pub scale: *mut f32,
-    /// Host: FP8 copies of the weights; NULL: they are made for this call with the scale that forward used.
+    /// Host: FP8 copies of the weights; NULL: found in `saved` (NVTE_LAYER_SAVE_WEIGHT), or made for this call with the scale that forward used.
     pub weight_cache: *mut nvte_weight_cache_t,
     /// Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
     pub skip_refresh: *const u32,
@@ -381,7 +381,7 @@ pub struct nvte_layernorm_mlp_bwd_args_t {
     pub live: *mut f32,
     /// Device: the layer's scales; written only for replaced weights; NULL: 1.
     pub scale: *mut f32,
-    /// Host: FP8 copies of the weights; NULL: they are made for this call with the scale that forward used.
+    /// Host: FP8 copies of the weights; NULL: found in `saved` (NVTE_LAYER_SAVE_WEIGHT), or made for this call with the scale that forward used.
     pub weight_cache: *mut nvte_weight_cache_t,
     /// Device: where it is not 0 a cached weight is not cast again; NULL: as 0. Needs a weight cache.
     pub skip_refresh: *const u32,

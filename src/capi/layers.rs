@@ -49,7 +49,8 @@ pub const NVTE_LAYER_WEIGHT_SCALE_DUE: u32 = 64;
 pub const NVTE_LAYER_WEIGHT_SCALE_KEEP: u32 = 128;
 /// Forward makes both layouts of a weight that the gradient of its product's input will need, in one pass over it, and leaves the transposed
 /// one in `saved`: a byte more for each of its elements, and backward does not read the weight, which may then be NULL, and casts nothing of
-/// it. Without the flag backward casts it again. Of no meaning with a weight cache, which holds both layouts.
+/// it. Without the flag backward casts it again. With a weight cache, which holds both layouts, the room is asked for and not used: leave the
+/// flag out.
 pub const NVTE_LAYER_SAVE_WEIGHT: u32 = 256;
 
 /// Opaque: the description of a layer.

@@ -104,7 +104,8 @@ pub struct LayerFlags {
     /// And keep it: write it to the weight's slot and record the amax.
     pub weight_scale_keep: bool,
     /// Forward makes both layouts of a weight that dgrad will read, in one pass over it, and leaves the transposed one in `saved`: a byte more
-    /// for each of its elements, and backward need not read the weight and cast it again. Of no meaning with a weight cache, which holds both.
+    /// for each of its elements, and backward need not read the weight and cast it again. With a weight cache, which holds both, the room is asked for
+    /// and not used.
     pub save_weight: bool,
 }
 
@@ -510,9 +511,9 @@ mod tests {
                 let config = LayerConfig { kind, ..LayerConfig::linear(k, n, DType::Bf16, recipe) };
                 let mlp = LayerConfig { out_features: k, ffn_features: n, ..config };
                 let layer = Layer::new(&ctx, if config.activation().is_some() { &mlp } else { &config }).unwrap();
-                for set in 0..32u32 {
+                for set in 0..64u32 {
                     let has = |bit: u32| set & bit != 0;
-                    let flags = LayerFlags { dx: has(1), dw: [has(2), has(4)], dnorm: has(8), ..Default::default() };
+                    let flags = LayerFlags { dx: has(1), dw: [has(2), has(4)], dnorm: has(8), save_weight: has(32), ..Default::default() };
                     let flags = layer.own_flags(&flags);
                     let sizes = layer.sizes(&flags);
                     for tokens in (0..200).chain([4095, (1 << 31) - 1, (1 << 31) + 7, 1 << 40]) {

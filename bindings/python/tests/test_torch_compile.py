@@ -107,6 +107,25 @@ def test_scales_wait_for_compiled_layers_too():
         assert not torch.equal(m.fp8_scale, scale)
 
 
+@pytest.mark.parametrize("first", [None, True])
+def test_copies_of_what_forward_saved(first):
+    m = te.Linear(48, 32, device=DEVICE)
+    twin, more = copy.deepcopy(m), {} if first is None else {"is_first_microbatch": first}
+    f, _ = compiled(m)
+    x = torch.randn(5, 48, device=DEVICE, requires_grad=True)
+    with te.autocast():
+        want = twin(x, **more)
+    with te.autocast(), torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+        y = f(x, **more)
+    assert torch.equal(y, want)
+    if first is None:
+        assert_same(torch.autograd.grad(y.sum(), (x, m.weight)), torch.autograd.grad(want.sum(), (x, twin.weight)))
+    else:
+        # The FP8 weights lie where the copy does not say.
+        with pytest.raises(RuntimeError, match="is_first_microbatch"):
+            torch.autograd.grad(y.sum(), x)
+
+
 @pytest.mark.parametrize("reentrant", [pytest.param(False, marks=compiles_under_checkpoint), True])
 def test_checkpointing_round_a_compiled_block(reentrant):
     m = te.LayerNormLinear(16, 16, device=DEVICE)
@@ -175,7 +194,7 @@ def test_operators(name):
         y, normed, saved = (t.detach() for t in torch.ops.nvte.layer(*arguments))
         given = [p if p is None else p.detach() for p in parameters]
         needs = [True, *[p is not None for p in parameters]]
-        arguments = (y, normed if name != "linear" else None, x.detach(), given, saved, scale, m._text, mode, flags, False, needs)
+        arguments = (y, normed if name != "linear" else None, x.detach(), given, saved, scale, m._text, mode, flags, False, -1, needs)
         torch.library.opcheck(torch.ops.nvte.layer_backward.default, arguments)
 
 

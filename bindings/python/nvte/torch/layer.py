@@ -91,13 +91,13 @@ class Layer(Module):
 
     _kind = None
     _slots_wanted = 3
+    #: Whether each forward keeps the transposed FP8 weight until its backward; None: see `plans.saves_weight`.
+    keep_fp8_weight_transpose_cache = None
 
     def _start(self, name, fuse_wgrad_accumulation):
         d = self.__dict__
         d["name"] = name
         d["fuse_wgrad_accumulation"] = bool(fuse_wgrad_accumulation)
-        # Whether the transposed FP8 weight is kept from forward to backward; None: see `plans.saves_weight`.
-        d["keep_fp8_weight_transpose_cache"] = None
         # Weights were replaced: their next cast takes its scale from their own amax.
         d["_due"] = True
         # The mode of the last training region: what a recomputation runs in.

@@ -94,16 +94,17 @@ class Plan:
 
 
 def is_large(dims):
-    """Whether a weight of a layer of these sizes is LARGE."""
-    return dims[0] * max(dims[1], dims[2]) >= LARGE
+    """Whether the weights of a layer of these sizes are LARGE; of an MLP the second is asked, which is never the larger."""
+    k, n, ffn = dims
+    return k * (ffn or n) >= LARGE
 
 
 def saves_weight(layer, weight):
-    """Whether forward keeps the transposed FP8 weight for backward, a byte for each element, rather than have backward cast the weight again.
+    """Whether forward keeps the transposed FP8 weight for its backward, a byte for each element, rather than have that cast the weight again.
 
     `keep_fp8_weight_transpose_cache` says so. Where it says nothing: yes, but not where there are several processes, which may have sharded
     their weights to save just this memory, nor for what something else than the layer has put in a parameter's place."""
-    wanted = layer.__dict__.get("keep_fp8_weight_transpose_cache")
+    wanted = layer.keep_fp8_weight_transpose_cache
     if wanted is not None:
         return wanted
     if _distributed and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:

@@ -20,7 +20,7 @@ _library.define(
 )
 _library.define(
     "layer_backward(Tensor dy, Tensor? dnorm, Tensor? x, Tensor?[] parameters, Tensor saved, Tensor? scale, str layer, str mode, int flags,"
-    " bool record, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
+    " bool record, int first, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
     "norm(Tensor x, Tensor? gamma, Tensor? beta, float eps, bool zero_centered, bool rms, ScalarType dtype) -> (Tensor, Tensor)"
@@ -110,11 +110,16 @@ def _forward(x, parameters, scale, layer, mode, flags, record, first, norm_out):
     return y, _some(normed, x), saved
 
 
-def _backward(dy, dnorm, x, parameters, saved, scale, layer, mode, flags, record, needs):
+def _backward(dy, dnorm, x, parameters, saved, scale, layer, mode, flags, record, first, needs):
     kind, plan = _plan(dy, parameters, layer, mode)
     run = getattr(saved.untyped_storage(), "_nvte_run", None)
     if run is None:
         # A copy of what forward saved: the flags that forward may have added concern weights just cast.
+        if first >= 0:
+            raise RuntimeError(
+                "a compiled layer called with is_first_microbatch does not find its FP8 weights in copies of what it saved "
+                "(hooks of saved tensors, such as save_on_cpu): leave is_first_microbatch out"
+            )
         slots = None if scale is None else by_address.get(scale.data_ptr())
         found = region.modes_by_text[mode] if mode else None
         live = slots.live_at if slots is not None and record and found is not None and found.delayed else 0
@@ -156,7 +161,7 @@ def _forward_shapes(x, parameters, scale, layer, mode, flags, record, first, nor
     )  # fmt: skip
 
 
-def _backward_shapes(dy, dnorm, x, parameters, saved, scale, layer, mode, flags, record, needs):
+def _backward_shapes(dy, dnorm, x, parameters, saved, scale, layer, mode, flags, record, first, needs):
     kind, plan = _plan(dy, parameters, layer, mode)
     made = [dy.new_empty((*dy.shape[:-1], plan.k)) if needs[0] else dy.new_empty(0)]
     for p, wanted in zip(parameters, needs[1:]):
@@ -176,7 +181,7 @@ class _Layer(torch.autograd.Function):
         kind = _layers[layer][0]
         reads_x = flags & (NEEDS_DX | NEEDS_DNORM) if kind != "linear" else flags & 2 and not mode.startswith("fp8")
         ctx.save_for_backward(x if reads_x else None, scale, saved, *parameters)
-        ctx.what = (layer, mode, flags, record, norm_out)
+        ctx.what = (layer, mode, flags, record, first, norm_out)
         ctx.mark_non_differentiable(saved)
         ctx.set_materialize_grads(False)
         return y, normed, saved
@@ -184,7 +189,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy, dnorm, _):
         x, scale, saved, *parameters = ctx.saved_tensors
-        layer, mode, flags, record, norm_out = ctx.what
+        layer, mode, flags, record, first, norm_out = ctx.what
         if dy is None and dnorm is None:
             return (None,) * (8 + len(parameters))
         if dy is None:
@@ -192,7 +197,7 @@ class _Layer(torch.autograd.Function):
         if not norm_out or x is None:
             dnorm = None
         needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[8:]]
-        grads = torch.ops.nvte.layer_backward(dy, dnorm, x, parameters, saved, scale, layer, mode, flags, record, needs)
+        grads = torch.ops.nvte.layer_backward(dy, dnorm, x, parameters, saved, scale, layer, mode, flags, record, first, needs)
         grads = [g if wanted else None for g, wanted in zip(grads, needs)]
         return (grads[0], None, None, None, None, None, None, None, *grads[1:])
 

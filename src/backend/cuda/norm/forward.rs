@@ -299,7 +299,8 @@ fn rows_serve(norm: Norm, a: &NormFwdArgs) -> bool {
         && (norm == Norm::Rms || same(&a.beta))
 }
 
-/// How many blocks, of `rows` rows each, ask L2 for them ahead of the kernel before: half of those that find places.
+/// How many blocks, of `rows` rows each, ask L2 for them ahead of the kernel before: those of 32 KB a multiprocessor, half of what finds places
+/// in most kernels, all of whose rows are there.
 fn early(queue: &Queue<'_>, launch: &Launch, a: &ForwardArgs, x: DType, rows: u64) -> u32 {
     let bytes = rows * a.hidden as u64 * x.size() as u64;
     queue.first_blocks(launch, bytes, 32).min((a.rows as u64 / rows) as u32)
