@@ -161,6 +161,7 @@ fn pass(name: &'static str, kind: Kind, forward: bool, call: fn(&Call) -> nvte_s
         ("flags", 512.0, NVTE_ERROR_INVALID_ENUM, "flags"),
         ("flags", f64::from(FLAGS | NVTE_LAYER_CALIBRATE), NVTE_ERROR_INVALID_DTYPE, "param_dtype"),
         ("saved_bytes", saved as f64 - 1.0, NVTE_ERROR_WORKSPACE_TOO_SMALL, "saved_bytes"),
+        ("flags", f64::from(FLAGS | NVTE_LAYER_SAVE_WEIGHT), NVTE_ERROR_WORKSPACE_TOO_SMALL, "saved_bytes"),
         ("cache", 1.0, NVTE_ERROR_INVALID_STRUCT_SIZE, "weight_cache.struct_size"),
         ("cache", 2.0, NVTE_ERROR_WORKSPACE_TOO_SMALL, "weight_cache.bytes"),
         ("cache", 3.0, NVTE_ERROR_INVALID_VALUE, "weight_cache.valid"),

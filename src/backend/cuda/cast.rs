@@ -260,7 +260,7 @@ fn low(job: &CastJob, params: &Params, multiprocessors: u32) -> Result<Option<(P
         return Ok(None);
     }
     let found = tile::low(params.rows, params.cols, &Layout::new(q.data_t, q.ld_t, q.dtype, 8), multiprocessors)?;
-    Ok(found.map(|(col_tiles, tiles)| (Params { col_tiles, tiles, early: tiles, ahead: 0, ..*params }, tiles)))
+    Ok(found.map(|(col_tiles, tiles)| (Params { col_tiles, ..*params }, tiles)))
 }
 
 /// `CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE` and `CUDA_ERROR_NOT_SUPPORTED`.
